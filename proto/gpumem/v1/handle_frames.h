@@ -50,8 +50,9 @@ struct FrameHeader {
   std::uint32_t magic = kFrameMagic;
   std::uint16_t version = kFrameVersion;
   FrameType type{};
-  std::uint64_t sequence = 0;    // rises by one for each frame of one direction, from 1
-  std::uint64_t request_id = 0;  // Handles: of the grant or the Fetch it answers; Fetch: chosen by the client; else 0
+  std::uint64_t sequence = 0;  // rises by one for each frame of one direction, from 1
+  // Handles: of the grant or the Fetch it answers; FetchRefused: of the Fetch; Fetch: chosen by the client; else 0.
+  std::uint64_t request_id = 0;
   std::uint32_t body_bytes = 0;
   std::uint32_t fd_count = 0;
 };
