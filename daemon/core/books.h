@@ -249,7 +249,7 @@ class Books {
   // One fact about the session's process (kPidfdReadable, kWitnessClosed, kSocketClosed). When both kPidfdReadable and
   // kWitnessClosed are known the process's end is proven: attachments end, worker references are dropped, and every
   // charge for which nothing else is waited for ends. Fences the session first if it is live. The session is forgotten
-  // once its last lease is gone; `ended` says that the end is now proven.
+  // once its last lease is gone; `ended` is true in the one call that completed the proof.
   struct EndResult {
     bool ended = false;
     ReleaseWork work;
@@ -266,10 +266,15 @@ class Books {
   absl::Status Created(ChunkId chunk, Transitions* moves);
   // The driver did not make it (its own answer, or the arena's end): reserved → released.
   absl::Status NotCreated(ChunkId chunk, Evidence evidence, Transitions* moves);
-  absl::Status Kept(ChunkId chunk);  // the keeper acknowledged its PUT: the keeper references it
-  absl::Status Sent(ChunkId chunk);  // its fd was handed to the owner's socket: the worker references it
+  // The keeper acknowledged its PUT: the keeper references it, also when the chunk is ending by now; the caller must
+  // then have the keeper delete it, because the work of the call that ended it could not list that.
+  absl::Status Kept(ChunkId chunk);
+  // Its fd is about to be handed to the owner's socket: from here on the worker references it. Refused when the chunk
+  // is not for sending any more (SESSION_FENCED, ALREADY_RELEASED, UNKNOWN_LEASE); then it must not be sent.
+  absl::Status Sent(ChunkId chunk);
   // The grant failed half-way or its session went: gives the lease's created chunks back. For chunks still `reserved`
-  // the caller calls NotCreated, as their answers come.
+  // the caller calls NotCreated, as their answers come, or Created and Rollback again. A chunk that was Sent may be
+  // imported by now: it is quarantined (kRollbackFailed) until its process's proven end.
   absl::StatusOr<ReleaseWork> Rollback(LeaseId lease, Transitions* moves);
 
   // The owner imported the chunk (and mapped it with `access`): undelivered → live. Of an attachment's reader: only
@@ -308,7 +313,10 @@ class Books {
   absl::StatusOr<Sealed> Seal(SessionId session, LeaseId lease, const std::vector<Outcome>& outcomes, Manifest manifest,
                               absl::Time now, Transitions* moves);
   absl::StatusOr<Attached> Attach(SessionId session, HolderId holder, std::string_view name);
-  absl::Status Detach(SessionId session, AttachmentId attachment, const std::vector<Outcome>& outcomes);
+  // Any kUnknown outcome: the attachment goes on to count as a reader, until it is detached as unmapped or its
+  // process's end is proven. The last reader of a lost segment ends the charges that waited for it: those are `*moves`.
+  absl::Status Detach(SessionId session, AttachmentId attachment, const std::vector<Outcome>& outcomes,
+                      Transitions* moves = nullptr);
   // An operator's removal of a sealed or lost segment. SEGMENT_IN_USE while anyone has it attached.
   absl::StatusOr<ReleaseWork> RemoveSegment(std::string_view name, absl::Time now, Transitions* moves);
 
