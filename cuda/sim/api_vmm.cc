@@ -1,0 +1,135 @@
+// cuda/sim/api_vmm.cc: the virtual memory management entry points, as exported. None needs a context.
+#include "cuda/cuda_api.h"
+#include "cuda/sim/process.h"
+
+using simcuda::Process;
+
+extern "C" {
+
+CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
+                                       CUmemAllocationGranularity_flags option) {
+  CUresult result = CUDA_SUCCESS;
+  const Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (granularity == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!process->IsDevice(prop->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  *granularity = process->devices()[static_cast<size_t>(prop->location.id)].store->config().granularity_bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* prop,
+                     unsigned long long flags) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (handle == nullptr || prop == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return process->vmm().Create(handle, bytes, *prop);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  return process != nullptr ? process->vmm().Release(handle) : result;
+}
+
+CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (shareable == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+  return process->vmm().Export(handle, static_cast<int*>(shareable));
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+                                        CUmemAllocationHandleType type) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
+  if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+  const auto fd = reinterpret_cast<uintptr_t>(shareable);  // the descriptor itself, not its address
+  if (fd == 0 || fd > 0x7fffffff) return CUDA_ERROR_INVALID_VALUE;
+  return process->vmm().Import(static_cast<int>(fd), handle);
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  return prop != nullptr ? process->vmm().GetProperties(handle, prop) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return process->vmm().Retain(reinterpret_cast<uintptr_t>(address), handle);
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr hint,
+                             unsigned long long flags) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return process->vmm().Reserve(address, bytes, alignment, hint);
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  return process != nullptr ? process->vmm().Free(address, bytes) : result;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (offset != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return process->vmm().Map(address, bytes, handle);
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  return process != nullptr ? process->vmm().Unmap(address, bytes) : result;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* desc, size_t count) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  return process != nullptr ? process->vmm().SetAccess(address, bytes, desc, count) : result;
+}
+
+CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (flags == nullptr || location == nullptr || location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return process->vmm().GetAccess(address, location->id, flags);
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  CUdeviceptr found = 0;
+  uint64_t size = 0;
+  result = process->vmm().FindMapping(address, &found, &size);
+  if (result != CUDA_SUCCESS) return result;
+  if (base != nullptr) *base = found;
+  if (bytes != nullptr) *bytes = size;
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

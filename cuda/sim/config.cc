@@ -1,0 +1,186 @@
+// cuda/sim/config.cc: see the header.
+#include "cuda/sim/config.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "base/checked.h"
+#include "base/unique_fd.h"
+
+namespace simcuda {
+namespace {
+
+constexpr char kHeader[] = "simcuda 1";
+constexpr std::uint64_t kMinGranularity = std::uint64_t{64} << 10;
+
+bool IsPowerOfTwo(std::uint64_t n) { return n != 0 && (n & (n - 1)) == 0; }
+
+std::optional<std::uint64_t> ParseNumber(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// Why the device is not possible, or an empty string.
+std::string CheckDevice(const DeviceConfig& device) {
+  if (!IsPowerOfTwo(device.granularity_bytes) || device.granularity_bytes < kMinGranularity) {
+    return "granularity " + std::to_string(device.granularity_bytes) + " is not a power of two of at least 64 KiB";
+  }
+  if (device.capacity_bytes == 0 || device.capacity_bytes % device.granularity_bytes != 0) {
+    return "capacity " + std::to_string(device.capacity_bytes) + " is not a multiple of the granularity, " +
+           std::to_string(device.granularity_bytes);
+  }
+  return "";
+}
+
+// "device <uuid> <capacity> <granularity> <name>"
+bool ParseDevice(const std::string& line, DeviceConfig* device, std::string* why) {
+  std::istringstream words(line);
+  std::string keyword, uuid, capacity, granularity;
+  words >> keyword >> uuid >> capacity >> granularity;
+  std::getline(words >> std::ws, device->name);
+  const auto parsed_uuid = gpumem::DeviceUuid::Parse(uuid);
+  const auto parsed_capacity = ParseNumber(capacity);
+  const auto parsed_granularity = ParseNumber(granularity);
+  if (keyword != "device" || !parsed_uuid || !parsed_capacity || !parsed_granularity || device->name.empty()) {
+    *why = "expected 'device UUID CAPACITY_BYTES GRANULARITY_BYTES NAME'";
+    return false;
+  }
+  device->uuid = *parsed_uuid;
+  device->capacity_bytes = *parsed_capacity;
+  device->granularity_bytes = *parsed_granularity;
+  *why = CheckDevice(*device);
+  return why->empty();
+}
+
+std::string ErrnoText() { return std::strerror(errno); }
+
+bool WriteFile(const std::string& path, const std::string& text) {
+  const gpumem::UniqueFd fd(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644));
+  return fd.valid() && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+}  // namespace
+
+Config MakeConfig(int count, std::uint64_t capacity_bytes) {
+  Config config;
+  for (int i = 0; i < count; ++i) {
+    gpumem::DeviceUuid::Raw raw{};
+    // 16 bytes are never short and never interrupted (getrandom(2)).
+    if (::getrandom(raw.data(), raw.size(), 0) != static_cast<ssize_t>(raw.size())) raw[15] = static_cast<uint8_t>(i);
+    DeviceConfig device;
+    device.uuid = gpumem::DeviceUuid(gpumem::DeviceUuid::Kind::kGpu, raw);
+    device.name = "Simulated GPU";
+    device.capacity_bytes = capacity_bytes;
+    config.devices.push_back(device);
+  }
+  return config;
+}
+
+bool InitStateDir(const std::string& dir, const Config& config, std::string* error) {
+  if (config.devices.empty()) {
+    *error = "a simulated machine needs at least one device";
+    return false;
+  }
+  std::string text = std::string(kHeader) + "\n";
+  for (const DeviceConfig& device : config.devices) {
+    if (const std::string why = CheckDevice(device); !why.empty()) {
+      *error = "device " + device.uuid.ToString() + ": " + why;
+      return false;
+    }
+    text += "device " + device.uuid.ToString() + " " + std::to_string(device.capacity_bytes) + " " +
+            std::to_string(device.granularity_bytes) + " " + device.name + "\n";
+  }
+  const std::string path = dir + "/config";
+  if (::mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST) {
+    *error = "cannot make the state directory '" + dir + "': " + ErrnoText();
+    return false;
+  }
+  if (::access(path.c_str(), F_OK) == 0) {
+    *error = "'" + dir + "' already holds a simulated machine; use it as it is, or remove the directory first";
+    return false;
+  }
+  for (const DeviceConfig& device : config.devices) {
+    if (::mkdir((dir + "/" + device.uuid.ToString()).c_str(), 0755) != 0) {
+      *error = "cannot make '" + dir + "/" + device.uuid.ToString() + "': " + ErrnoText();
+      return false;
+    }
+  }
+  // Renamed into place, so that nobody reads half of it.
+  const std::string temporary = path + ".new";
+  if (!WriteFile(temporary, text) || ::rename(temporary.c_str(), path.c_str()) != 0) {
+    *error = "cannot write '" + path + "': " + ErrnoText();
+    return false;
+  }
+  return true;
+}
+
+bool ReadConfig(const std::string& dir, Config* config, std::string* error) {
+  const std::string path = dir + "/config";
+  std::ifstream file(path);
+  if (!file) {
+    *error = "cannot read '" + path + "': " + ErrnoText() + "; make a simulated machine with: simgpu init --dir " + dir;
+    return false;
+  }
+  std::string line;
+  if (!std::getline(file, line) || line != kHeader) {
+    *error = "'" + path + "' line 1: expected '" + kHeader + "'";
+    return false;
+  }
+  Config read;
+  for (int number = 2; std::getline(file, line); ++number) {
+    if (line.empty() || line[0] == '#') continue;
+    DeviceConfig device;
+    std::string why;
+    if (!ParseDevice(line, &device, &why)) {
+      *error = "'" + path + "' line " + std::to_string(number) + ": " + why;
+      return false;
+    }
+    read.devices.push_back(device);
+  }
+  if (read.devices.empty()) {
+    *error = "'" + path + "' lists no device";
+    return false;
+  }
+  *config = std::move(read);
+  return true;
+}
+
+std::optional<std::uint64_t> ParseBytes(std::string_view text) {
+  std::size_t digits = 0;
+  while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
+  const auto number = ParseNumber(text.substr(0, digits));
+  if (!number) return std::nullopt;
+  const std::string_view suffix = text.substr(digits);
+  static constexpr struct {
+    std::string_view name;
+    int shift;
+  } kUnits[] = {{"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+  for (const auto& unit : kUnits) {
+    if (suffix == unit.name) return gpumem::CheckedMul(*number, std::uint64_t{1} << unit.shift);
+  }
+  return std::nullopt;
+}
+
+std::string FormatBytes(std::uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+}  // namespace simcuda

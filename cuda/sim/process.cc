@@ -1,0 +1,135 @@
+// cuda/sim/process.cc: see the header.
+#include "cuda/sim/process.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+namespace simcuda {
+namespace {
+
+std::atomic<Process*> g_process{nullptr};
+std::atomic<bool> g_forked{false};  // this process is a child of one that had called cuInit
+
+void MarkForked() {
+  if (g_process.load(std::memory_order_relaxed) != nullptr) g_forked.store(true, std::memory_order_relaxed);
+}
+
+// The device that one entry of CUDA_VISIBLE_DEVICES names, or -1.
+int FindEntry(const Config& config, std::string_view entry) {
+  const int count = static_cast<int>(config.devices.size());
+  int index = -1;
+  const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
+  if (error == std::errc() && end == entry.data() + entry.size()) return index < count ? index : -1;
+  if (entry.size() < 5) return -1;  // "GPU-" alone selects nothing
+  int found = -1;
+  for (int i = 0; i < count; ++i) {
+    if (config.devices[static_cast<std::size_t>(i)].uuid.ToString().substr(0, entry.size()) != entry) continue;
+    if (found >= 0) return -1;
+    found = i;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<int> SelectVisible(const Config& config, const char* variable) {
+  std::vector<int> selected;
+  if (variable == nullptr) {
+    for (std::size_t i = 0; i < config.devices.size(); ++i) selected.push_back(static_cast<int>(i));
+    return selected;
+  }
+  std::string_view rest = variable;
+  while (!rest.empty()) {
+    const std::size_t comma = std::min(rest.find(','), rest.size());
+    const int index = FindEntry(config, rest.substr(0, comma));
+    if (index < 0) break;
+    if (std::find(selected.begin(), selected.end(), index) != selected.end()) return {};  // the real driver's answer
+    selected.push_back(index);
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  return selected;
+}
+
+CUresult Process::Make(Process** out) {
+  const char* const dir = std::getenv(kDirVariable);
+  if (dir == nullptr || dir[0] == 0) {
+    std::fprintf(stderr,
+                 "simcuda: %s is not set, so this simulated CUDA driver has no device; make a machine with "
+                 "'simgpu init --dir DIR' and set %s=DIR\n",
+                 kDirVariable, kDirVariable);
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  Config config;
+  std::string error;
+  if (!ReadConfig(dir, &config, &error)) {
+    std::fprintf(stderr, "simcuda: %s\n", error.c_str());
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  const std::vector<int> visible = SelectVisible(config, std::getenv("CUDA_VISIBLE_DEVICES"));
+  if (visible.empty()) return CUDA_ERROR_NO_DEVICE;
+  std::unique_ptr<Process> process(new Process);
+  for (const DeviceConfig& device : config.devices) {
+    process->stores_.push_back(DeviceStore::Open(dir, device, &error));
+    if (process->stores_.back() == nullptr) {
+      std::fprintf(stderr, "simcuda: %s\n", error.c_str());
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+  }
+  std::vector<DeviceStore*> shown;
+  std::vector<DeviceStore*> hidden;
+  for (const int index : visible) {
+    DeviceStore* const store = process->stores_[static_cast<std::size_t>(index)].get();
+    process->devices_.push_back(VisibleDevice{store, index});
+    shown.push_back(store);
+  }
+  for (const auto& store : process->stores_) {
+    if (std::find(shown.begin(), shown.end(), store.get()) == shown.end()) hidden.push_back(store.get());
+  }
+  process->vmm_ = std::make_unique<Vmm>(std::move(shown), std::move(hidden));
+  *out = process.release();  // lives as long as the operating system process
+  return CUDA_SUCCESS;
+}
+
+CUresult Process::Init() {
+  static gpumem::Mutex* const mutex = new gpumem::Mutex;
+  if (g_forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+  const gpumem::MutexLock lock(mutex);
+  if (g_process.load(std::memory_order_acquire) != nullptr) return CUDA_SUCCESS;
+  static const int once = pthread_atfork(nullptr, nullptr, MarkForked);
+  (void)once;
+  Process* made = nullptr;
+  const CUresult result = Make(&made);
+  if (result == CUDA_SUCCESS) g_process.store(made, std::memory_order_release);
+  return result;
+}
+
+Process* Process::EnterForQuery(CUresult* result) {
+  Process* const process = g_process.load(std::memory_order_acquire);
+  if (process == nullptr || g_forked.load(std::memory_order_relaxed)) {
+    *result = CUDA_ERROR_NOT_INITIALIZED;
+    return nullptr;
+  }
+  return process;
+}
+
+Process* Process::Enter(CUresult* result) {
+  Process* const process = EnterForQuery(result);
+  if (process == nullptr) return nullptr;
+  const CUresult sticky = process->sticky();
+  if (sticky == CUDA_SUCCESS) return process;
+  *result = sticky;
+  return nullptr;
+}
+
+void Process::Poison(CUresult error) {
+  CUresult none = CUDA_SUCCESS;
+  sticky_.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+}
+
+}  // namespace simcuda
