@@ -1,0 +1,349 @@
+// cuda/sim/api_context.cc: contexts, streams and events, as exported.
+#include <utility>
+#include <vector>
+
+#include "cuda/cuda_api.h"
+#include "cuda/sim/process.h"
+#include "cuda/sim/streams.h"
+
+namespace simcuda {
+namespace {
+
+struct Primary {
+  CUcontext handle = nullptr;
+  int references = 0;
+};
+
+// The process's primary contexts, by device.
+struct Primaries {
+  gpumem::Mutex mu;
+  std::vector<Primary> by_device GPUMEM_GUARDED_BY(mu);
+};
+Primaries& AllPrimaries() {
+  static auto* const primaries = new Primaries;
+  return *primaries;
+}
+
+// The contexts that this thread pushed; the last one is current.
+std::vector<CUcontext>& ThreadContexts() {
+  thread_local std::vector<CUcontext> contexts;
+  return contexts;
+}
+
+CUresult MakeContext(Process* process, int device, CUcontext* out) {
+  std::unique_ptr<Presence> presence;
+  DeviceStore* const store = process->devices()[static_cast<std::size_t>(device)].store;
+  if (store->Enter(&presence) != DeviceStore::Outcome::kOk) return CUDA_ERROR_OPERATING_SYSTEM;
+  *out = Contexts().Add(std::make_shared<Context>(*process, device, std::move(presence)));
+  return CUDA_SUCCESS;
+}
+
+CUcontext Current() { return ThreadContexts().empty() ? nullptr : ThreadContexts().back(); }
+
+}  // namespace
+
+CUresult EnterContext(Call* call) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  call->context = Contexts().Find(Current());
+  if (call->context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  call->process = process;
+  return CUDA_SUCCESS;
+}
+
+CUresult EnterStream(CUstream stream, Call* call) {
+  const CUresult result = EnterContext(call);
+  if (result != CUDA_SUCCESS) return result;
+  const auto number = reinterpret_cast<uintptr_t>(stream);
+  constexpr uintptr_t kLegacyStream = 1;
+  if (number == 0 || number == kLegacyStream) {
+    call->stream = call->context->default_stream();
+    return CUDA_SUCCESS;
+  }
+  const auto entry = Streams().Find(stream);
+  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  call->context = entry->context;
+  call->stream = entry->stream;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace simcuda
+
+using simcuda::AllPrimaries;
+using simcuda::Call;
+using simcuda::Contexts;
+using simcuda::EnterContext;
+using simcuda::EnterStream;
+using simcuda::Event;
+using simcuda::Events;
+using simcuda::MakeContext;
+using simcuda::Mark;
+using simcuda::Process;
+using simcuda::StreamEntry;
+using simcuda::Streams;
+using simcuda::ThreadContexts;
+
+extern "C" {
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+  const gpumem::MutexLock lock(&AllPrimaries().mu);
+  auto& primaries = AllPrimaries().by_device;
+  primaries.resize(process->devices().size());
+  simcuda::Primary& primary = primaries[static_cast<size_t>(device)];
+  if (primary.references == 0) {
+    result = MakeContext(process, device, &primary.handle);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  ++primary.references;
+  *context = primary.handle;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+  CUcontext last = nullptr;
+  {
+    const gpumem::MutexLock lock(&AllPrimaries().mu);
+    auto& primaries = AllPrimaries().by_device;
+    primaries.resize(process->devices().size());
+    simcuda::Primary& primary = primaries[static_cast<size_t>(device)];
+    if (primary.references == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (--primary.references > 0) return CUDA_SUCCESS;
+    last = std::exchange(primary.handle, nullptr);
+  }
+  const auto context = Contexts().Remove(last);
+  if (context != nullptr) context->Destroy();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+  const gpumem::MutexLock lock(&AllPrimaries().mu);
+  const auto& primaries = AllPrimaries().by_device;
+  const bool is_active =
+      static_cast<size_t>(device) < primaries.size() && primaries[static_cast<size_t>(device)].references > 0;
+  if (flags != nullptr) *flags = 0;
+  if (active != nullptr) *active = is_active ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context) {
+  CUresult result = CUDA_SUCCESS;
+  if (Process::Enter(&result) == nullptr) return result;
+  if (context != nullptr && Contexts().Find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  auto& contexts = ThreadContexts();
+  if (!contexts.empty()) contexts.pop_back();
+  if (context != nullptr) contexts.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  CUresult result = CUDA_SUCCESS;
+  if (Process::EnterForQuery(&result) == nullptr) return result;
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *context = simcuda::Current();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  CUresult result = CUDA_SUCCESS;
+  if (Process::Enter(&result) == nullptr) return result;
+  if (context == nullptr || Contexts().Find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  ThreadContexts().push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  CUresult result = CUDA_SUCCESS;
+  if (Process::Enter(&result) == nullptr) return result;
+  auto& contexts = ThreadContexts();
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context != nullptr) *context = contexts.back();
+  contexts.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice* device) {
+  Call call;
+  const CUresult result = EnterContext(&call);
+  if (result != CUDA_SUCCESS) return result;
+  if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *device = call.context->device();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize(void) {
+  Call call;
+  const CUresult result = EnterContext(&call);
+  if (result != CUDA_SUCCESS) return result;
+  call.context->Synchronize();
+  return call.process->sticky();
+}
+
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  Call call;
+  const CUresult result = EnterContext(&call);
+  if (result != CUDA_SUCCESS) return result;
+  simcuda::DeviceStore* const store = call.process->devices()[static_cast<size_t>(call.context->device())].store;
+  uint64_t used = 0;
+  if (store->UsedBytes(&used) != simcuda::DeviceStore::Outcome::kOk) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (free != nullptr) *free = store->config().capacity_bytes - used;
+  if (total != nullptr) *total = store->config().capacity_bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
+  Call call;
+  const CUresult result = EnterContext(&call);
+  if (result != CUDA_SUCCESS) return result;
+  if (stream == nullptr || (flags != CU_STREAM_DEFAULT && flags != CU_STREAM_NON_BLOCKING)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto entry = std::make_shared<StreamEntry>();
+  entry->context = call.context;
+  entry->stream = call.context->AddStream(flags == CU_STREAM_DEFAULT);
+  *stream = Streams().Add(std::move(entry));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) { return cuStreamCreate(stream, flags); }
+
+CUresult cuStreamDestroy_v2(CUstream stream) {
+  Call call;
+  const CUresult result = EnterContext(&call);
+  if (result != CUDA_SUCCESS) return result;
+  const auto entry = Streams().Remove(stream);
+  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  entry->context->RemoveStream(entry->stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+  Call call;
+  const CUresult result = EnterStream(stream, &call);
+  if (result != CUDA_SUCCESS) return result;
+  // The default stream is done when what it waits for is: an empty piece of work takes those marks.
+  call.context->Enqueue(call.stream, [] { return CUDA_SUCCESS; }).Wait();
+  return call.process->sticky();
+}
+
+CUresult cuStreamQuery(CUstream stream) {
+  Call call;
+  const CUresult result = EnterStream(stream, &call);
+  if (result != CUDA_SUCCESS) return result;
+  const bool done = call.stream->Now().Done();
+  if (call.process->sticky() != CUDA_SUCCESS) return call.process->sticky();
+  return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+  Call call;
+  const CUresult result = EnterStream(stream, &call);
+  if (result != CUDA_SUCCESS) return result;
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto found = Events().Find(event);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Mark recorded;
+  {
+    const gpumem::MutexLock lock(&found->mu);
+    recorded = found->recorded;
+  }
+  call.context->Enqueue(call.stream, [] { return CUDA_SUCCESS; }, {recorded});
+  return CUDA_SUCCESS;
+}
+
+// Nothing is ever captured here: the simulation has no graphs.
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  Call call;
+  const CUresult result = EnterStream(stream, &call);
+  if (result != CUDA_SUCCESS) return result;
+  if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  CUresult result = CUDA_SUCCESS;
+  if (Process::Enter(&result) == nullptr) return result;
+  thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  if (mode == nullptr || static_cast<int>(*mode) < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::swap(*mode, current);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent* event, unsigned int flags) {
+  Call call;
+  const CUresult result = EnterContext(&call);
+  if (result != CUDA_SUCCESS) return result;
+  if (event == nullptr || (flags & ~(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *event = Events().Add(std::make_shared<Event>());
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent event) {
+  Call call;
+  const CUresult result = EnterContext(&call);
+  if (result != CUDA_SUCCESS) return result;
+  return Events().Remove(event) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  Call call;
+  const CUresult result = EnterStream(stream, &call);
+  if (result != CUDA_SUCCESS) return result;
+  const auto found = Events().Find(event);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Mark mark = call.context->Enqueue(call.stream, [] { return CUDA_SUCCESS; });
+  const gpumem::MutexLock lock(&found->mu);
+  found->recorded = std::move(mark);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventQuery(CUevent event) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  const auto found = Events().Find(event);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Mark recorded;
+  {
+    const gpumem::MutexLock lock(&found->mu);
+    recorded = found->recorded;
+  }
+  if (!recorded.Done()) return CUDA_ERROR_NOT_READY;
+  return process->sticky();
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  const auto found = Events().Find(event);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Mark recorded;
+  {
+    const gpumem::MutexLock lock(&found->mu);
+    recorded = found->recorded;
+  }
+  recorded.Wait();
+  return process->sticky();
+}
+
+}  // extern "C"
