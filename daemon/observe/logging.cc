@@ -138,8 +138,11 @@ class SpdlogLog : public manager::Log {
     logger_->set_level(SpdlogLevel(options.lowest));
   }
 
+  ~SpdlogLog() override { ReportDropped(); }
+
   void Write(Level level, std::string_view message) override {
-    ReportDropped();
+    // Not while lines are being dropped: the reports would push out more of them.
+    if (pool_->queue_size() < kWaitingLines / 2) ReportDropped();
     logger_->log(SpdlogLevel(level), spdlog::string_view_t(message.data(), message.size()));
   }
 
