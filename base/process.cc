@@ -132,9 +132,13 @@ std::size_t RaiseDescriptorLimit() {
   return static_cast<std::size_t>(limit.rlim_cur);
 }
 
-bool DescriptorsExhausted() {
-  const UniqueFd probe(::open("/", O_PATH | O_CLOEXEC));
-  return !probe.valid() && (errno == EMFILE || errno == ENFILE);
+bool DescriptorsExhausted(int count) {
+  std::vector<UniqueFd> probes;
+  for (int i = 0; i < count; ++i) {
+    probes.emplace_back(::open("/", O_PATH | O_CLOEXEC));
+    if (!probes.back()) return errno == EMFILE || errno == ENFILE;
+  }
+  return false;
 }
 
 }  // namespace gpumem

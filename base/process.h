@@ -47,8 +47,8 @@ int SendSignal(int pidfd, int signal);
 // Raises this process's soft limit of open descriptors to its hard limit. Returns the limit that holds afterwards.
 std::size_t RaiseDescriptorLimit();
 
-// True when this process, or the whole machine, cannot open one more descriptor now.
-bool DescriptorsExhausted();
+// True when this process, or the whole machine, cannot open `count` more descriptors now.
+bool DescriptorsExhausted(int count);
 
 }  // namespace gpumem
 

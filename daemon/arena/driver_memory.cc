@@ -12,6 +12,9 @@ namespace {
 
 using core::Reason;
 
+// What one driver call may open at a time, generously.
+constexpr int kDescriptorsOfOneCall = 8;
+
 constexpr char kNvmlName[] = "libnvidia-ml.so.1";
 
 const char* KindName(bool simulated) { return simulated ? "sim" : "cuda"; }
@@ -56,7 +59,7 @@ absl::Status DriverMemory::Failed(const std::string& call, CUresult error, std::
   const std::string words =
       absl::StrCat(call, " of ", bytes, " bytes on ", device_.uuid.ToString(), ": ", driver_->DescribeError(error));
   // Which code the driver gives for a full descriptor table is not documented, so the kernel is asked.
-  if (DescriptorsExhausted()) {
+  if (DescriptorsExhausted(kDescriptorsOfOneCall)) {
     return core::Error(Reason::DESCRIPTORS,
                        absl::StrCat("the arena process is out of file descriptors; raise LimitNOFILE. ", words));
   }

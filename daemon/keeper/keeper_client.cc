@@ -266,6 +266,12 @@ void KeeperClient::Ask(KeeperFrame type, const Body& body, Call call) {
 }
 
 void KeeperClient::Put(const KeptEntry& entry, HandleFd fd, std::function<void(absl::Status)> done) {
+  if (!fd.valid()) {
+    options_.loop->Post([done = std::move(done), id = entry.name.id] {
+      done(core::Error(Reason::INVALID_ARGUMENT, absl::StrCat("no handle came with the entry of id ", id)));
+    });
+    return;
+  }
   Call call;
   call.answer = KeeperFrame::kDone;
   call.done = [done = std::move(done)](const absl::StatusOr<HandleFd>& result) { done(result.status()); };
