@@ -190,7 +190,7 @@ void Put(pbf_writer& writer, protozero::pbf_tag_type tag, std::string_view value
 void Put(pbf_writer& writer, protozero::pbf_tag_type tag, const std::vector<ChunkSpec>& specs) {
   for (const ChunkSpec& spec : specs) {
     pbf_writer inner(writer, tag);
-    Put(inner, 1, spec.device_uuid);
+    inner.add_string(1, spec.device_uuid);  // always: protozero leaves an empty message out
     Put(inner, 2, spec.chunk_bytes);
     Put(inner, 3, std::uint64_t{spec.count});
   }
@@ -207,7 +207,7 @@ void PutManifest(pbf_writer& writer, protozero::pbf_tag_type tag, const std::vec
   pbf_writer manifest(writer, tag);
   for (const Tensor& tensor : tensors) {
     pbf_writer inner(manifest, 1);
-    Put(inner, 1, tensor.name);
+    inner.add_string(1, tensor.name);  // always, as above
     Put(inner, 2, tensor.dtype);
     inner.add_packed_uint64(3, tensor.shape.begin(), tensor.shape.end());
     Put(inner, 4, tensor.offset_bytes);

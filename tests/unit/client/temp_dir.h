@@ -1,0 +1,38 @@
+// tests/unit/client/temp_dir.h: a directory that goes with the object.
+#ifndef GPUMEM_TESTS_UNIT_CLIENT_TEMP_DIR_H_
+#define GPUMEM_TESTS_UNIT_CLIENT_TEMP_DIR_H_
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+namespace gpumem::client_test {
+
+class TempDir {
+ public:
+  TempDir() {
+    char name[] = "/tmp/gpumem-client-XXXXXX";
+    path_ = ::mkdtemp(name) != nullptr ? name : "";
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// How many descriptors this process has open.
+inline std::size_t OpenDescriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+}  // namespace gpumem::client_test
+
+#endif  // GPUMEM_TESTS_UNIT_CLIENT_TEMP_DIR_H_
