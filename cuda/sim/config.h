@@ -43,6 +43,11 @@ bool InitStateDir(const std::string& dir, const Config& config, std::string* err
 // Reads <dir>/config. False with one line in `*error` that names the file, the line and what was expected.
 bool ReadConfig(const std::string& dir, Config* config, std::string* error);
 
+// The devices that CUDA_VISIBLE_DEVICES selects, in its order: indices and UUIDs (a unique beginning is enough)
+// separated by commas. Devices from the first entry that selects nothing on are not visible, as with the real driver.
+// `variable` null: all.
+std::vector<int> SelectVisible(const Config& config, const char* variable);
+
 // "80GiB", "512MiB", "4096": bytes, with a binary suffix or none. nullopt for anything else, or when it overflows.
 std::optional<std::uint64_t> ParseBytes(std::string_view text);
 // "80.0 GiB" for people.

@@ -4,10 +4,8 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
 #include <utility>
 
 namespace simcuda {
@@ -20,41 +18,7 @@ void MarkForked() {
   if (g_process.load(std::memory_order_relaxed) != nullptr) g_forked.store(true, std::memory_order_relaxed);
 }
 
-// The device that one entry of CUDA_VISIBLE_DEVICES names, or -1.
-int FindEntry(const Config& config, std::string_view entry) {
-  const int count = static_cast<int>(config.devices.size());
-  int index = -1;
-  const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
-  if (error == std::errc() && end == entry.data() + entry.size()) return index < count ? index : -1;
-  if (entry.size() < 5) return -1;  // "GPU-" alone selects nothing
-  int found = -1;
-  for (int i = 0; i < count; ++i) {
-    if (config.devices[static_cast<std::size_t>(i)].uuid.ToString().substr(0, entry.size()) != entry) continue;
-    if (found >= 0) return -1;
-    found = i;
-  }
-  return found;
-}
-
 }  // namespace
-
-std::vector<int> SelectVisible(const Config& config, const char* variable) {
-  std::vector<int> selected;
-  if (variable == nullptr) {
-    for (std::size_t i = 0; i < config.devices.size(); ++i) selected.push_back(static_cast<int>(i));
-    return selected;
-  }
-  std::string_view rest = variable;
-  while (!rest.empty()) {
-    const std::size_t comma = std::min(rest.find(','), rest.size());
-    const int index = FindEntry(config, rest.substr(0, comma));
-    if (index < 0) break;
-    if (std::find(selected.begin(), selected.end(), index) != selected.end()) return {};  // the real driver's answer
-    selected.push_back(index);
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-  }
-  return selected;
-}
 
 CUresult Process::Make(Process** out) {
   const char* const dir = std::getenv(kDirVariable);

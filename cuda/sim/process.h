@@ -22,11 +22,6 @@ struct VisibleDevice {
   int machine_index = 0;  // its line in the config; the PCI address follows from it
 };
 
-// The devices that CUDA_VISIBLE_DEVICES selects, in its order: indices and UUIDs (a unique beginning is enough)
-// separated by commas. Devices from the first entry that selects nothing on are not visible, as with the real driver.
-// `variable` null: all.
-std::vector<int> SelectVisible(const Config& config, const char* variable);
-
 // Made once by cuInit, never destroyed. Thread-safe.
 class Process {
  public:

@@ -260,8 +260,7 @@ TEST_F(LifetimeTest, ForeignFdsAreRefused) {
     const std::string self = "/proc/self/fd/" + std::to_string(fd.get());
     ASSERT_GT(::readlink(self.c_str(), link, sizeof link - 1), 0);
     const std::filesystem::path real(link);
-    const std::filesystem::path fake =
-        std::filesystem::path(dir_) / real.parent_path().filename() / real.filename();
+    const std::filesystem::path fake = std::filesystem::path(dir_) / real.parent_path().filename() / real.filename();
     std::filesystem::create_directories(fake.parent_path());
     UniqueFd forged(::open(fake.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
     ASSERT_TRUE(forged.valid());
