@@ -65,7 +65,7 @@ class Manager::Impl {
   void Attach(const SessionPtr& session, std::uint64_t request_id, HolderId holder, const std::string& name);
   void Detach(const SessionPtr& session, std::uint64_t request_id, AttachmentId attachment,
               const std::vector<core::Outcome>& outcomes);
-  void RemoveSegment(const std::string& name, Reply<Bytes> reply);
+  void RemoveSegment(const std::string& asked_name, Reply<Bytes> reply);
 
   SessionPtr Find(SessionId session) const;
 

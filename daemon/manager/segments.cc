@@ -93,17 +93,22 @@ void Manager::Impl::Attach(const SessionPtr& session, std::uint64_t request_id, 
 
 void Manager::Impl::Detach(const SessionPtr& session, std::uint64_t request_id, AttachmentId attachment,
                            const std::vector<core::Outcome>& outcomes) {
-  const absl::Status detached = context.books.Detach(session->id, attachment, outcomes);
-  AnswerSoon(
-      session, request_id,
-      detached.ok() ? absl::StatusOr<std::monostate>(std::monostate()) : absl::StatusOr<std::monostate>(detached));
+  using Answer = absl::StatusOr<std::monostate>;
+  core::Transitions moves;
+  const absl::Status detached = context.books.Detach(session->id, attachment, outcomes, &moves);
+  if (!detached.ok()) return AnswerSoon(session, request_id, Answer(detached));
+  context.Record(std::move(moves), [session, request_id](const absl::Status& recorded) {
+    session->requests.Finish<std::monostate>(request_id, recorded.ok() ? Answer(std::monostate()) : Answer(recorded));
+  });
 }
 
-void Manager::Impl::RemoveSegment(const std::string& name, Reply<Bytes> reply) {
+void Manager::Impl::RemoveSegment(const std::string& asked_name, Reply<Bytes> reply) {
+  std::string name = asked_name;
   core::SegmentState state = core::SegmentState::kSealed;
   LeaseId lease;
-  for (const core::SegmentRow& row : context.books.Segments(name)) {
-    if (row.name != name) continue;
+  for (const core::SegmentRow& row : context.books.Segments(asked_name)) {
+    if (row.name != asked_name && row.name.rfind(asked_name + "@", 0) != 0) continue;
+    name = row.name;
     state = row.state;
     lease = row.lease;
   }
@@ -114,7 +119,7 @@ void Manager::Impl::RemoveSegment(const std::string& name, Reply<Bytes> reply) {
   }
   if (!refused.ok()) return context.Post([reply = std::move(reply), refused] { reply(refused); });
   core::Transitions moves;
-  absl::StatusOr<core::ReleaseWork> work = context.books.RemoveSegment(name, context.Now(), &moves);
+  absl::StatusOr<core::ReleaseWork> work = context.books.RemoveSegment(asked_name, context.Now(), &moves);
   if (!work.ok()) return context.Post([reply = std::move(reply), why = work.status()] { reply(why); });
   manifests_.erase(lease);
   Tally tally;
