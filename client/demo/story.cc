@@ -149,12 +149,10 @@ class Story {
   }
 
   Actor* StartWorker(const char* role, const std::string& name, const std::string& kv_device) {
-    std::vector<std::string> arguments = {
-        role,           "--name",    name,
-        "--socket-dir", SocketDir(), "--model",
-        model_,         "--segment", kSegmentName,
-        "--device",     devices_[0], "--kv-device",
-        kv_device,      "--libcuda", options_.driver == "sim" ? options_.sim_library : std::string()};
+    std::vector<std::string> arguments = {role, "--name", name, "--socket-dir", SocketDir()};
+    arguments.insert(arguments.end(), {"--model", model_, "--segment", kSegmentName});
+    arguments.insert(arguments.end(), {"--device", devices_[0], "--kv-device", kv_device});
+    if (simulated_) arguments.insert(arguments.end(), {"--libcuda", options_.sim_library});
     Child* child = Start(name, options_.self, arguments, Stage::Reads::kMessages);
     if (child == nullptr) return nullptr;
     Actor* actor = &actors_[name];

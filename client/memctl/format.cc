@@ -107,20 +107,23 @@ void Table::Row(std::vector<std::string> cells) {
 }
 
 std::string Table::ToString() const {
-  std::vector<std::size_t> widths;
+  std::vector<std::size_t> shown, widths;
   for (std::size_t i = 0; i < columns_.size(); ++i) {
+    const bool any = std::any_of(rows_.begin(), rows_.end(), [i](const auto& row) { return row[i] != "-"; });
+    if (columns_[i].if_any && !any) continue;
     std::size_t width = Width(columns_[i].title);
     for (const auto& row : rows_) width = std::max(width, Width(row[i]));
+    shown.push_back(i);
     widths.push_back(width);
   }
   std::string out;
   const auto line = [&](const auto& cell_of) {
     std::string text;
-    for (std::size_t i = 0; i < columns_.size(); ++i) {
-      const std::string& cell = cell_of(i);
-      const std::string space(widths[i] - Width(cell), ' ');
-      if (i > 0) text += "  ";
-      text += columns_[i].right ? space + cell : cell + space;
+    for (std::size_t k = 0; k < shown.size(); ++k) {
+      const std::string& cell = cell_of(shown[k]);
+      const std::string space(widths[k] - Width(cell), ' ');
+      if (k > 0) text += "  ";
+      text += columns_[shown[k]].right ? space + cell : cell + space;
     }
     text.resize(text.find_last_not_of(' ') + 1);
     out += text + "\n";

@@ -26,7 +26,8 @@ class Table {
  public:
   struct Column {
     std::string title;
-    bool right = false;  // numbers
+    bool right = false;   // numbers
+    bool if_any = false;  // left out when no row has anything there
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   // One cell for each column. Cells are made printable here; "" is shown as "-".

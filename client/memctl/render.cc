@@ -120,6 +120,9 @@ std::string AgeOf(bool set, const google::protobuf::Timestamp& at, std::int64_t 
 std::string IdOf(std::uint64_t id) { return id == 0 ? "" : std::to_string(id); }
 std::string PidOf(std::int64_t pid) { return pid == 0 ? "" : std::to_string(pid); }
 
+// For a column that is left out when no row has any.
+std::string BytesOrNone(std::uint64_t bytes) { return bytes == 0 ? "" : HumanBytes(bytes); }
+
 std::string Counted(std::uint64_t n, const std::string& one, const std::string& many) {
   return std::to_string(n) + " " + (n == 1 ? one : many);
 }
@@ -127,7 +130,6 @@ std::string Counted(std::uint64_t n, const std::string& one, const std::string& 
 template <typename Devices>
 std::string DeviceTable(const Devices& devices) {
   Table table({{"DEVICE"},
-               {"NAME"},
                {"STATE"},
                {"CAPACITY", true},
                {"CHARGED", true},
@@ -136,14 +138,15 @@ std::string DeviceTable(const Devices& devices) {
                {"MAPPED-RO", true},
                {"MAPPED-RW", true},
                {"UNATTRIBUTED", true},
-               {"QUARANTINED", true},
-               {"DRAINING", true},
-               {"DETAIL"}});
+               {"QUARANTINED", true, true},
+               {"DRAINING", true, true},
+               {"NAME"},
+               {"DETAIL", false, true}});
   for (const v1::Device& d : devices) {
-    table.Row({d.uuid(), d.name(), Of(d.state()), HumanBytes(d.capacity_bytes()), HumanBytes(d.charged_bytes()),
+    table.Row({d.uuid(), Of(d.state()), HumanBytes(d.capacity_bytes()), HumanBytes(d.charged_bytes()),
                HumanBytes(d.available_bytes()), HumanBytes(d.physical_bytes()), HumanBytes(d.mapped_read_only_bytes()),
                HumanBytes(d.mapped_read_write_bytes()), HumanBytes(d.unattributed_bytes()),
-               HumanBytes(d.quarantined_bytes()), HumanBytes(d.draining_bytes()), d.detail()});
+               BytesOrNone(d.quarantined_bytes()), BytesOrNone(d.draining_bytes()), d.name(), d.detail()});
   }
   return table.ToString();
 }
@@ -236,15 +239,14 @@ std::string ToTable(const v1::ListSessionsResponse& sessions, std::int64_t now_s
                {"MAPPED-RO", true},
                {"MAPPED-RW", true},
                {"AGE", true},
-               {"EVIDENCE"},
-               {"WAITS-FOR"},
-               {"DETAIL"}});
+               {"WAITS-FOR", false, true},
+               {"DETAIL", false, true}});
   for (const v1::Session& s : sessions.sessions()) {
     table.Row({std::to_string(s.session_id()), Of(s.state()), PidOf(s.pid()), std::to_string(s.uid()), s.comm(),
                s.tenant(), std::to_string(s.holders()), std::to_string(s.leases()), std::to_string(s.attachments()),
                HumanBytes(s.charged_bytes()), HumanBytes(s.mapped_read_only_bytes()),
-               HumanBytes(s.mapped_read_write_bytes()), AgeOf(s.has_since(), s.since(), now_s), Words(s.evidence()),
-               Words(s.waiting_for()), s.fence_detail()});
+               HumanBytes(s.mapped_read_write_bytes()), AgeOf(s.has_since(), s.since(), now_s), Words(s.waiting_for()),
+               s.fence_detail()});
   }
   return table.ToString();
 }
@@ -272,10 +274,10 @@ std::string ToTable(const v1::ListHoldersResponse& holders, std::int64_t) {
 std::string ToTable(const v1::ListLeasesResponse& leases, std::int64_t now_s) {
   Table table({{"LEASE", true},
                {"KIND"},
-               {"HOLDER"},
-               {"SESSION", true},
+               {"HOLDER", false, true},
+               {"SESSION", true, true},
                {"TENANT"},
-               {"SEGMENT"},
+               {"SEGMENT", false, true},
                {"ASKED", true},
                {"CHARGED", true},
                {"CHUNKS"},
@@ -311,24 +313,19 @@ std::string ToTable(const v1::ListQuarantineResponse& quarantine, std::int64_t n
   Table table({{"RECORD", true},
                {"REASON"},
                {"SIZE", true},
-               {"CHUNKS", true},
-               {"HOLDER"},
-               {"ROLE"},
-               {"PID", true},
-               {"SESSION", true},
-               {"TENANT"},
-               {"LEASE", true},
-               {"SEGMENT"},
+               {"HOLDER", false, true},
+               {"ROLE", false, true},
+               {"PID", true, true},
+               {"SESSION", true, true},
+               {"SEGMENT", false, true},
                {"DEVICE"},
                {"AGE", true},
                {"EVIDENCE"},
-               {"WAITS-FOR"},
-               {"DETAIL"}});
+               {"WAITS-FOR"}});
   for (const v1::QuarantineRecord& q : quarantine.records()) {
-    table.Row({std::to_string(q.record_id()), Of(q.reason()), HumanBytes(q.bytes()), std::to_string(q.chunks()),
-               q.holder(), Of(q.role()), PidOf(q.pid()), IdOf(q.session_id()), q.tenant(), IdOf(q.lease_id()),
-               q.segment(), q.device_uuid(), AgeOf(q.has_since(), q.since(), now_s), Words(q.evidence()),
-               Words(q.waiting_for()), q.detail()});
+    table.Row({std::to_string(q.record_id()), Of(q.reason()), HumanBytes(q.bytes()), q.holder(), Of(q.role()),
+               PidOf(q.pid()), IdOf(q.session_id()), q.segment(), q.device_uuid(),
+               AgeOf(q.has_since(), q.since(), now_s), Words(q.evidence()), Words(q.waiting_for())});
   }
   return table.ToString();
 }

@@ -24,7 +24,8 @@ std::string ToJson(const google::protobuf::Message& message, int indent);
 // not know.
 std::string Word(const google::protobuf::EnumDescriptor* type, int number);
 
-// Tables. `now_s` is the wall clock in seconds since the epoch; ages are measured against it.
+// Tables: what a person looks for; JSON has every field. Columns that are nearly always empty come only when they are
+// not. `now_s` is the wall clock in seconds since the epoch; ages are measured against it.
 std::string ToTable(const v1::GetStatusResponse& status, std::int64_t now_s);
 std::string ToTable(const v1::ListDevicesResponse& devices, std::int64_t now_s);
 std::string ToTable(const v1::ListSessionsResponse& sessions, std::int64_t now_s);
