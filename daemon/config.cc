@@ -149,13 +149,13 @@ Setting SizeSetting(std::string_view key, std::string_view flag, std::string_vie
 const std::vector<Setting>& Settings() {
   static const auto* const settings = new std::vector<Setting>{
       ChoiceSetting("driver", "--driver", {"auto", "cuda", "sim"},
-                    "the driver: cuda is libcuda.so.1; sim is the simulated one; auto is sim if SIMCUDA_DIR is set in "
-                    "the environment, else cuda",
+                    "the driver: cuda is libcuda.so.1; sim is the simulated one; auto is sim if a simulated node is "
+                    "named (SIMCUDA_DIR in the environment, or sim.dir), else cuda",
                     &Config::driver),
       PathSetting("cuda.library", "--libcuda", "libcuda.so.1 to load with driver cuda, if the loader would not find it",
                   &Config::cuda_library),
-      PathSetting("sim.dir", "--sim-dir",
-                  "with driver sim: the simulated node that `simgpu init` made; else SIMCUDA_DIR", &Config::sim_dir),
+      PathSetting("sim.dir", "--sim-dir", "the simulated node that `simgpu init` made; else SIMCUDA_DIR",
+                  &Config::sim_dir),
       PathSetting("sim.library_dir", "--sim-library-dir",
                   "with driver sim: where its libcuda.so.1 is; else GPUMEM_SIM_LIBRARY_DIR, else beside this program",
                   &Config::sim_library_dir),
@@ -165,6 +165,8 @@ const std::vector<Setting>& Settings() {
           "admin_dir", "--admin-dir",
           "directory of admin.sock, never to be given to workers; else the socket directory with -admin appended",
           &Config::admin_dir),
+      TextSetting("socket_group", "--socket-group", "GROUP",
+                  "group whose members may connect as workers; else everyone on the node may", &Config::socket_group),
       TextSetting("admin_group", "--admin-group", "GROUP",
                   "group whose members are operators, besides root and the daemon's uid", &Config::admin_group),
       ChoiceSetting(

@@ -35,6 +35,7 @@ struct Config {
   std::string sim_library_dir;  // directory of the simulated libcuda.so.1; empty: see driver_choice.h
   std::string socket_dir = "/run/gpumemd";
   std::string admin_dir;                    // empty: socket_dir with "-admin" appended
+  std::string socket_group;                 // only its members may open sessions; empty: everyone
   std::string admin_group;                  // members may use the admin socket; empty: root and the daemon's uid only
   std::string keeper = "spawn";             // spawn: as a child that outlives the daemon; connect: run by someone else
   std::string keeper_socket;                // empty: keeper.sock beside admin.sock

@@ -161,7 +161,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::RemoveSegment(Context* context, cons
 grpc::ServerWriteReactor<v1::Event>* AdminServiceImpl::WatchAllEvents(Context* context,
                                                                       const v1::WatchAllEventsRequest* /*request*/) {
   if (const absl::Status who = node_->check_operator(context->peer()); !who.ok()) return RefuseStream(who);
-  return StreamEvents(*node_, [](const manager::Event&) { return true; });
+  return StreamEvents(node_->events, [](const manager::Event&) { return true; });
 }
 
 }  // namespace gpumem::service

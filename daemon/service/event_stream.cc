@@ -1,7 +1,6 @@
 // daemon/service/event_stream.cc: see event_stream.h.
 #include "daemon/service/event_stream.h"
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -18,102 +17,76 @@ namespace {
 
 class Stream;
 
-// The queue between the strand and gRPC. At most one operation is in flight; whoever sets `busy_` starts it, outside
-// the lock. The stream is finished only when nothing is in flight, and gRPC destroys the reactor only after that, so
-// `stream_` is valid for whoever holds `busy_`.
-class Watcher : public std::enable_shared_from_this<Watcher> {
+// Between the hub's wake and gRPC. At most one operation is in flight: whoever sets `busy_` starts it, with no lock
+// held. The stream is finished only when nothing is in flight, and gRPC destroys it only after that, so `stream_` is
+// valid for whoever holds `busy_` or sets `finished_`.
+class Watcher {
  public:
   explicit Watcher(Stream* stream) : stream_(stream) {}
 
-  void Offer(const manager::Event& event) GPUMEM_EXCLUDES(mu_);
+  // Once, before anything else: takes the subscription and sends the headers.
+  void Begin(std::unique_ptr<observe::EventHub::Subscription> subscription) GPUMEM_EXCLUDES(mu_);
+  void OnWake() GPUMEM_EXCLUDES(mu_);
   void End(grpc::Status status) GPUMEM_EXCLUDES(mu_);
   void OnOperationDone(bool ok) GPUMEM_EXCLUDES(mu_);
-  void SendHeaders() GPUMEM_EXCLUDES(mu_);
 
  private:
-  // Starts what is due: the next event, or the end. Called without the lock, after an operation or a new entry.
+  // Starts what is due: the end, or the next event.
   void Advance() GPUMEM_EXCLUDES(mu_);
+  // With `busy_` held. False when there was nothing to start.
+  bool StartNextEvent() GPUMEM_EXCLUDES(mu_);
 
   Stream* const stream_;
+  std::unique_ptr<observe::EventHub::Subscription> subscription_;  // set by Begin, then constant
+
   Mutex mu_;
-  std::deque<v1::Event> queue_ GPUMEM_GUARDED_BY(mu_);
   std::optional<grpc::Status> end_ GPUMEM_GUARDED_BY(mu_);
-  bool busy_ GPUMEM_GUARDED_BY(mu_) = false;
+  bool may_have_events_ GPUMEM_GUARDED_BY(mu_) = false;
+  bool busy_ GPUMEM_GUARDED_BY(mu_) = true;  // until Begin's headers are sent
   bool finished_ GPUMEM_GUARDED_BY(mu_) = false;
 };
 
 class Stream final : public grpc::ServerWriteReactor<v1::Event> {
  public:
-  Stream(const Node& node, EventFilter filter) : loop_(node.loop), watcher_(std::make_shared<Watcher>(this)) {
-    loop_->Post([&node, watcher = watcher_, subscription = subscription_, filter = std::move(filter)] {
-      Subscribe(node, watcher, subscription, filter);
+  Stream(observe::EventHub* events, EventFilter filter) : watcher_(std::make_shared<Watcher>(this)) {
+    auto subscription = events->Subscribe(std::move(filter), [weak = std::weak_ptr<Watcher>(watcher_)] {
+      if (const std::shared_ptr<Watcher> watcher = weak.lock()) watcher->OnWake();
     });
+    if (!subscription.ok()) {
+      Finish(ToGrpc(subscription.status()));
+      return;
+    }
+    watcher_->Begin(*std::move(subscription));
   }
 
-  // Runs by whoever holds the watcher's `busy_`.
-  void Write(v1::Event event) {
-    current_ = std::move(event);
+  // By whoever holds the watcher's `busy_`.
+  void Write(const manager::Event& event) {
+    current_.Clear();
+    ToProto(event, &current_);
     StartWrite(&current_);
   }
 
  private:
-  struct Subscription {
-    Node::Unsubscribe unsubscribe;
-    bool over = false;
-  };  // on the strand
-
-  static void Subscribe(const Node& node, const std::shared_ptr<Watcher>& watcher,
-                        const std::shared_ptr<Subscription>& subscription, const EventFilter& filter) {
-    if (subscription->over) return;
-    if (node.manager->draining()) {
-      watcher->End(ToGrpc(core::Error(core::Reason::DRAINING, "the daemon is stopping; watch again once it is back")));
-      return;
-    }
-    auto subscribed = node.subscribe([watcher, filter](const manager::Event& event) {
-      if (filter(event)) watcher->Offer(event);
-      if (std::holds_alternative<manager::DaemonStoppingEvent>(event.kind)) watcher->End(grpc::Status::OK);
-    });
-    if (!subscribed.ok()) {
-      watcher->End(ToGrpc(subscribed.status()));
-      return;
-    }
-    subscription->unsubscribe = *std::move(subscribed);
-    watcher->SendHeaders();
-  }
-
   void OnSendInitialMetadataDone(bool ok) override { watcher_->OnOperationDone(ok); }
   void OnWriteDone(bool ok) override { watcher_->OnOperationDone(ok); }
   void OnCancel() override {
     watcher_->End(ToGrpc(core::Error(core::Reason::CANCELLED, "the caller stopped watching")));
   }
-  void OnDone() override {
-    loop_->Post([subscription = subscription_] {
-      subscription->over = true;
-      if (subscription->unsubscribe) std::exchange(subscription->unsubscribe, nullptr)();
-    });
-    delete this;
-  }
+  void OnDone() override { delete this; }
 
-  EventLoop* const loop_;
   const std::shared_ptr<Watcher> watcher_;
-  const std::shared_ptr<Subscription> subscription_ = std::make_shared<Subscription>();
   v1::Event current_;
 };
 
-void Watcher::Offer(const manager::Event& event) {
+void Watcher::Begin(std::unique_ptr<observe::EventHub::Subscription> subscription) {
+  subscription_ = std::move(subscription);
+  stream_->StartSendInitialMetadata();
+}
+
+void Watcher::OnWake() {
   {
     MutexLock lock(&mu_);
-    if (end_) return;
-    if (queue_.size() >= kMaxQueuedEvents) {
-      end_ = ToGrpc(core::Error(core::Reason::LIMIT,
-                                Cat("this watcher left ", kMaxQueuedEvents,
-                                    " events unread and is dropped; watch again, and read the lists for what "
-                                    "was missed"),
-                                {{"limit", Cat(kMaxQueuedEvents)}}));
-      queue_.clear();
-    } else {
-      ToProto(event, &queue_.emplace_back());
-    }
+    may_have_events_ = true;
   }
   Advance();
 }
@@ -130,40 +103,55 @@ void Watcher::OnOperationDone(bool ok) {
   {
     MutexLock lock(&mu_);
     busy_ = false;
-    if (!ok) {
-      queue_.clear();
-      if (!end_) end_ = grpc::Status::CANCELLED;
-    }
+    may_have_events_ = true;
+    if (!ok && !end_) end_ = grpc::Status::CANCELLED;
   }
   Advance();
 }
 
-void Watcher::SendHeaders() {
-  {
+void Watcher::Advance() {
+  while (true) {
+    std::optional<grpc::Status> end;
+    {
+      MutexLock lock(&mu_);
+      if (busy_ || finished_ || (!end_ && !may_have_events_)) return;
+      if (end_) {
+        end = *end_;
+        finished_ = true;
+      } else {
+        busy_ = true;
+        may_have_events_ = false;
+      }
+    }
+    if (end) {
+      stream_->Finish(*end);
+      return;
+    }
+    if (StartNextEvent()) return;
+    // An event that came since leaves its mark in `may_have_events_`, so none is forgotten.
     MutexLock lock(&mu_);
-    if (busy_ || end_) return;
-    busy_ = true;
+    busy_ = false;
   }
-  stream_->StartSendInitialMetadata();
 }
 
-void Watcher::Advance() {
-  std::optional<v1::Event> next;
-  std::optional<grpc::Status> end;
-  {
+bool Watcher::StartNextEvent() {
+  if (const std::uint64_t dropped = subscription_->dropped(); dropped > 0) {
     MutexLock lock(&mu_);
-    if (busy_ || finished_) return;
-    if (!queue_.empty()) {
-      next = std::move(queue_.front());
-      queue_.pop_front();
-      busy_ = true;
-    } else if (end_) {
-      end = *end_;
-      finished_ = true;
+    if (!end_) {
+      end_ =
+          ToGrpc(core::Error(core::Reason::LIMIT, Cat("this watcher left its queue full and missed ", dropped,
+                                                      " events; watch again, and read the lists for what was missed")));
     }
+    return false;
   }
-  if (next) stream_->Write(*std::move(next));
-  if (end) stream_->Finish(*end);
+  const std::optional<manager::Event> event = subscription_->Pop();
+  if (!event) return false;
+  if (std::holds_alternative<manager::DaemonStoppingEvent>(event->kind)) {
+    MutexLock lock(&mu_);
+    if (!end_) end_ = grpc::Status::OK;
+  }
+  stream_->Write(*event);
+  return true;
 }
 
 class Refusal final : public grpc::ServerWriteReactor<v1::Event> {
@@ -185,8 +173,8 @@ struct WorkerMaySee {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::Event>* StreamEvents(const Node& node, EventFilter filter) {
-  return new Stream(node, std::move(filter));
+grpc::ServerWriteReactor<v1::Event>* StreamEvents(observe::EventHub* events, EventFilter filter) {
+  return new Stream(events, std::move(filter));
 }
 
 grpc::ServerWriteReactor<v1::Event>* RefuseStream(const absl::Status& status) { return new Refusal(ToGrpc(status)); }

@@ -221,7 +221,7 @@ grpc::ServerWriteReactor<v1::Event>* MemoryServiceImpl::WatchEvents(Context* con
                                                                     const v1::WatchEventsRequest* request) {
   const SessionId session(request->session_id());
   if (const absl::Status who = node_->check_worker(context->peer(), session); !who.ok()) return RefuseStream(who);
-  return StreamEvents(*node_, WorkerFilter(session));
+  return StreamEvents(node_->events, WorkerFilter(session));
 }
 
 }  // namespace gpumem::service

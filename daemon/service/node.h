@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -13,7 +12,7 @@
 #include "base/event_loop.h"
 #include "daemon/core/books.h"
 #include "daemon/manager/manager.h"
-#include "daemon/manager/ports.h"
+#include "daemon/observe/event_hub.h"
 
 namespace gpumem::service {
 
@@ -24,6 +23,7 @@ struct Node {
   EventLoop* loop = nullptr;            // the strand
   manager::Manager* manager = nullptr;  // touched on the strand only
   manager::Options options;             // as the manager got them
+  observe::EventHub* events = nullptr;
   DriverKind driver = DriverKind::kCuda;
   absl::Time started_at;
   std::string control_socket;
@@ -37,11 +37,6 @@ struct Node {
   // A call came on this connection; without one it is closed after a while. Called on gRPC's threads, for health and
   // reflection too.
   std::function<void(std::string_view peer)> mark_used;
-
-  // Calls `deliver` on the strand for each event from now on, until the returned function is called on the strand.
-  // LIMIT when there are too many watchers. On the strand.
-  using Unsubscribe = std::function<void()>;
-  std::function<absl::StatusOr<Unsubscribe>(std::function<void(const manager::Event&)> deliver)> subscribe;
 };
 
 }  // namespace gpumem::service
