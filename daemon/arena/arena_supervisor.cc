@@ -303,7 +303,7 @@ void ArenaSupervisor::Arena::OnFrame(std::span<const std::byte> bytes, std::vect
   }
   if (waiting_.empty() || waiting_.front().request != header.request || waiting_.front().type != type) {
     Break(absl::StrCat("a frame of type ", header.type, " answers request ", header.request,
-                              ", which is not the one whose turn it is"));
+                       ", which is not the one whose turn it is"));
     return;
   }
   const Waiting one = std::move(waiting_.front());
@@ -604,15 +604,13 @@ void ArenaSupervisor::Memory(const DeviceUuid& device, std::function<void(absl::
   if (!arena->ready()) return PostError(options_->loop, std::move(done), arena->Unavailable());
   arena->Ask(ArenaFrame::kMemory, MemoryBody{}, ArenaFrame::kMemoryIs,
              [self = arena->shared_from_this(), done = std::move(done)](const Arena::Answer& answer) {
-               absl::StatusOr<ArenaMemory> result = answer.lost;
-               if (answer.header != nullptr) {
-                 const auto body = DecodeBody<MemoryIsBody>(answer.bytes);
-                 if (body.reason != 0) {
-                   result = ErrorOf(body.reason, GetText(body.message));
-                 } else {
-                   result = ArenaMemory{manager::Bytes(body.total_bytes), manager::Bytes(body.used_bytes)};
-                 }
+               if (answer.header == nullptr) {
+                 return self->PostDone(done, absl::StatusOr<ArenaMemory>(answer.lost));
                }
+               const auto body = DecodeBody<MemoryIsBody>(answer.bytes);
+               absl::StatusOr<ArenaMemory> result =
+                   ArenaMemory{manager::Bytes(body.total_bytes), manager::Bytes(body.used_bytes)};
+               if (body.reason != 0) result = ErrorOf(body.reason, GetText(body.message));
                self->PostDone(done, std::move(result));
              });
 }

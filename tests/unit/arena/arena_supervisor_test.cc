@@ -236,8 +236,9 @@ TEST_F(ArenaSupervisorTest, AnArenaWithoutDescriptorsSaysSo) {
   StartAndWait();
   const pid_t pid = *supervisor_->Pid(device_);
   rlimit before{};
-  const rlimit tight{OpenDescriptors(pid) + 2, OpenDescriptors(pid) + 2};
-  ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, &tight, &before), 0);
+  ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, nullptr, &before), 0);
+  const rlimit tight{OpenDescriptors(pid) + 2, before.rlim_max};
+  ASSERT_EQ(::prlimit(pid, RLIMIT_NOFILE, &tight, nullptr), 0);
   const absl::StatusOr<ArenaCreated> created = Create(Chunks(1, 8), 0);
   ASSERT_TRUE(created.ok()) << created.status();
   EXPECT_EQ(core::ReasonOf(created->chunks.back()), Reason::DESCRIPTORS) << created->chunks.back();
