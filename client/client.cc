@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -281,7 +282,7 @@ Status Client::Grant(std::string_view method, Request request, Holding::Kind kin
   request.session_id = session_id_;
   request.request_id = NextRequestId();
   const Deadline deadline = CallDeadline();
-  const Expectation expectation(channel.get(), request.request_id);
+  std::optional<Expectation> expectation(std::in_place, channel.get(), request.request_id);
   GrantResponse response;
   if (Status status = Call(method, Encode(request), deadline, &response); !status.ok()) return status;
   auto made = std::make_shared<Holding>();
@@ -293,6 +294,9 @@ Status Client::Grant(std::string_view method, Request request, Holding::Kind kin
   }
   if (status.ok()) status = Adopt(made);
   if (!status.ok()) {
+    // Handles that were pushed and not read yet would keep the memory alive in the socket.
+    expectation.reset();
+    (void)channel->Poll();
     Undo(made.get());
     return status;
   }
