@@ -32,8 +32,14 @@ struct RowRegistrar {
 
 // At namespace scope: registers `ours` and `base` (functions taking benchmark::State&) and their row.
 #define GPUMEM_RATIO_ROW(id, name, ours, base, target, reason) \
-  BENCHMARK(ours)->UseManualTime();                            \
-  BENCHMARK(base)->UseManualTime();                            \
+  BENCHMARK(ours);                                             \
+  BENCHMARK(base);                                             \
+  const ::gpumem::bench::RowRegistrar id##_row({name, #ours, #base, target, reason})
+
+// The same for functions that call SetIterationTime, because they must clean up between iterations.
+#define GPUMEM_RATIO_ROW_MANUAL(id, name, ours, base, target, reason) \
+  BENCHMARK(ours)->UseManualTime();                                   \
+  BENCHMARK(base)->UseManualTime();                                   \
   const ::gpumem::bench::RowRegistrar id##_row({name, #ours "/manual_time", #base "/manual_time", target, reason})
 
 #endif  // GPUMEM_BENCH_RATIOS_H_

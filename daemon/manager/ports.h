@@ -139,7 +139,8 @@ class HandleChannels {
   virtual absl::StatusOr<std::uint64_t> SendHandles(SessionId session, OutboundHandles handles) = 0;
   virtual absl::Status SendFetchRefused(SessionId session, std::uint64_t request_id, const absl::Status& why) = 0;
   virtual absl::Status SendFenced(SessionId session, core::QuarantineReason reason, std::string_view message) = 0;
-  // Drops the socket, and with it every fd still queued in it. The session's pidfd and witness stay watched.
+  // Drops the socket. Frames that were queued in it can still be read by the worker, and their fds die with the
+  // worker's end of it. The session's pidfd and witness stay watched.
   virtual void Close(SessionId session) = 0;
   // The session is over in the books: forget its pidfd and witness too.
   virtual void Forget(SessionId session) = 0;
