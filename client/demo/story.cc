@@ -436,9 +436,9 @@ class Story {
     report_.Set("peer_steps", b.steps.done());
     report_.Set("peer_missed_steps", b.steps.missed());
     report_.Set("peer_longest_pause_ms", b.longest_pause_ms);
-    return Check(
-        !b.child->ended && b.steps.done() >= before + kPeerSteps && b.steps.missed() == 0,
-        what + ": step " + std::to_string(b.steps.done()) + ", " + std::to_string(b.steps.missed()) + " missed");
+    return Check(!b.child->ended && b.steps.done() >= before + kPeerSteps && b.steps.missed() == 0,
+                 what + " (" + Count(b.steps.done(), "step", "steps") + " done, " + std::to_string(b.steps.missed()) +
+                     " missed, longest pause " + Milliseconds(b.longest_pause_ms) + ")");
   }
 
   // --- 5: the replacement -------------------------------------------------------------------------------------------
@@ -451,6 +451,7 @@ class Story {
     SendSignal(a.child->process.pidfd.get(), SIGKILL);
     Actor* next = StartWorker("worker", "A2", devices_[0]);
     if (next == nullptr) return false;
+    screen_.Say("SIGKILL to A (pid " + std::to_string(a.child->pid()) + "), and its replacement A2 starts.");
     if (!CheckServing("A2", *next)) return false;
     const double recovery_ms = Ms(next->serving_at - killed);
     report_.Set("recovery_ms", recovery_ms);
@@ -471,7 +472,7 @@ class Story {
       return false;
     }
     ShowMemctl("sessions");
-    return CheckPeer(b, b_before, "B missed no step; its longest pause was " + Milliseconds(b.longest_pause_ms));
+    return CheckPeer(b, b_before, "B missed no step meanwhile");
   }
 
   // --- 6: the books and the hardware --------------------------------------------------------------------------------
