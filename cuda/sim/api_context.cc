@@ -1,4 +1,7 @@
 // cuda/sim/api_context.cc: contexts, streams and events, as exported.
+#include <pthread.h>
+
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -9,36 +12,81 @@
 namespace simcuda {
 namespace {
 
-struct Primary {
-  CUcontext handle = nullptr;
-  int references = 0;
+struct ThreadState {
+  std::vector<CUcontext> contexts;  // that this thread pushed; the last one is current
+  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };
 
-// The process's primary contexts, by device.
-struct Primaries {
-  gpumem::Mutex mu;
-  std::vector<Primary> by_device GPUMEM_GUARDED_BY(mu);
-};
-Primaries& AllPrimaries() {
-  static auto* const primaries = new Primaries;
-  return *primaries;
-}
-
-// The contexts that this thread pushed; the last one is current.
-std::vector<CUcontext>& ThreadContexts() {
-  thread_local std::vector<CUcontext> contexts;
-  return contexts;
+// A key and not thread_local: the C library frees the thread-local storage of a library that was loaded at run time on
+// whichever thread takes over the stack, which the thread sanitizer reports as a race.
+ThreadState& ThisThread() {
+  static const pthread_key_t key = [] {
+    pthread_key_t made = 0;
+    pthread_key_create(&made, [](void* state) { delete static_cast<ThreadState*>(state); });
+    return made;
+  }();
+  auto* state = static_cast<ThreadState*>(pthread_getspecific(key));
+  if (state == nullptr) {
+    state = new ThreadState;
+    pthread_setspecific(key, state);
+  }
+  return *state;
 }
 
 CUresult MakeContext(Process* process, int device, CUcontext* out) {
   std::unique_ptr<Presence> presence;
   DeviceStore* const store = process->devices()[static_cast<std::size_t>(device)].store;
   if (store->Enter(&presence) != DeviceStore::Outcome::kOk) return CUDA_ERROR_OPERATING_SYSTEM;
-  *out = Contexts().Add(std::make_shared<Context>(*process, device, std::move(presence)));
+  std::shared_ptr<Stream> default_stream = Stream::Start(true);
+  if (default_stream == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+  *out = Contexts().Add(std::make_shared<Context>(*process, device, std::move(presence), std::move(default_stream)));
   return CUDA_SUCCESS;
 }
 
-CUcontext Current() { return ThreadContexts().empty() ? nullptr : ThreadContexts().back(); }
+// The process's primary contexts, by device. Thread-safe.
+class PrimaryContexts {
+ public:
+  CUresult Retain(Process* process, CUdevice device, CUcontext* out) {
+    const gpumem::MutexLock lock(&mu_);
+    Primary& primary = by_device_[device];
+    if (primary.references == 0) {
+      const CUresult result = MakeContext(process, device, &primary.handle);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    ++primary.references;
+    *out = primary.handle;
+    return CUDA_SUCCESS;
+  }
+  // `*last` is set to the context when its last reference went.
+  CUresult Release(CUdevice device, CUcontext* last) {
+    const gpumem::MutexLock lock(&mu_);
+    Primary& primary = by_device_[device];
+    if (primary.references == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (--primary.references == 0) *last = std::exchange(primary.handle, nullptr);
+    return CUDA_SUCCESS;
+  }
+  bool IsActive(CUdevice device) {
+    const gpumem::MutexLock lock(&mu_);
+    return by_device_[device].references > 0;
+  }
+
+ private:
+  struct Primary {
+    CUcontext handle = nullptr;
+    int references = 0;
+  };
+  gpumem::Mutex mu_;
+  std::map<CUdevice, Primary> by_device_ GPUMEM_GUARDED_BY(mu_);
+};
+PrimaryContexts& Primaries() {
+  static auto* const primaries = new PrimaryContexts;
+  return *primaries;
+}
+
+CUcontext Current() {
+  const auto& contexts = ThisThread().contexts;
+  return contexts.empty() ? nullptr : contexts.back();
+}
 
 }  // namespace
 
@@ -71,19 +119,18 @@ CUresult EnterStream(CUstream stream, Call* call) {
 
 }  // namespace simcuda
 
-using simcuda::AllPrimaries;
 using simcuda::Call;
 using simcuda::Contexts;
 using simcuda::EnterContext;
 using simcuda::EnterStream;
 using simcuda::Event;
 using simcuda::Events;
-using simcuda::MakeContext;
 using simcuda::Mark;
+using simcuda::Primaries;
 using simcuda::Process;
 using simcuda::StreamEntry;
 using simcuda::Streams;
-using simcuda::ThreadContexts;
+using simcuda::ThisThread;
 
 extern "C" {
 
@@ -93,17 +140,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (process == nullptr) return result;
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
-  const gpumem::MutexLock lock(&AllPrimaries().mu);
-  auto& primaries = AllPrimaries().by_device;
-  primaries.resize(process->devices().size());
-  simcuda::Primary& primary = primaries[static_cast<size_t>(device)];
-  if (primary.references == 0) {
-    result = MakeContext(process, device, &primary.handle);
-    if (result != CUDA_SUCCESS) return result;
-  }
-  ++primary.references;
-  *context = primary.handle;
-  return CUDA_SUCCESS;
+  return Primaries().Retain(process, device, context);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
@@ -112,15 +149,8 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   if (process == nullptr) return result;
   if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
   CUcontext last = nullptr;
-  {
-    const gpumem::MutexLock lock(&AllPrimaries().mu);
-    auto& primaries = AllPrimaries().by_device;
-    primaries.resize(process->devices().size());
-    simcuda::Primary& primary = primaries[static_cast<size_t>(device)];
-    if (primary.references == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    if (--primary.references > 0) return CUDA_SUCCESS;
-    last = std::exchange(primary.handle, nullptr);
-  }
+  result = Primaries().Release(device, &last);
+  if (result != CUDA_SUCCESS || last == nullptr) return result;
   const auto context = Contexts().Remove(last);
   if (context != nullptr) context->Destroy();
   return CUDA_SUCCESS;
@@ -131,12 +161,8 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* a
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
   if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
-  const gpumem::MutexLock lock(&AllPrimaries().mu);
-  const auto& primaries = AllPrimaries().by_device;
-  const bool is_active =
-      static_cast<size_t>(device) < primaries.size() && primaries[static_cast<size_t>(device)].references > 0;
   if (flags != nullptr) *flags = 0;
-  if (active != nullptr) *active = is_active ? 1 : 0;
+  if (active != nullptr) *active = Primaries().IsActive(device) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -144,7 +170,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (context != nullptr && Contexts().Find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  auto& contexts = ThreadContexts();
+  auto& contexts = ThisThread().contexts;
   if (!contexts.empty()) contexts.pop_back();
   if (context != nullptr) contexts.push_back(context);
   return CUDA_SUCCESS;
@@ -162,14 +188,14 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (context == nullptr || Contexts().Find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  ThreadContexts().push_back(context);
+  ThisThread().contexts.push_back(context);
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
-  auto& contexts = ThreadContexts();
+  auto& contexts = ThisThread().contexts;
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (context != nullptr) *context = contexts.back();
   contexts.pop_back();
@@ -215,6 +241,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
   auto entry = std::make_shared<StreamEntry>();
   entry->context = call.context;
   entry->stream = call.context->AddStream(flags == CU_STREAM_DEFAULT);
+  if (entry->stream == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
   *stream = Streams().Add(std::move(entry));
   return CUDA_SUCCESS;
 }
@@ -278,11 +305,10 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
-  thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
   if (mode == nullptr || static_cast<int>(*mode) < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  std::swap(*mode, current);
+  std::swap(*mode, ThisThread().capture_mode);
   return CUDA_SUCCESS;
 }
 

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -19,14 +20,19 @@ void Mark::Wait() const {
 
 std::shared_ptr<Stream> Stream::Start(bool blocking) {
   std::shared_ptr<Stream> stream(new Stream(blocking));
+  bool started = true;
   // The application's signals are none of the worker's business.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([stream] { stream->Run(); }).detach();
+  try {
+    std::thread([stream] { stream->Run(); }).detach();
+  } catch (const std::system_error&) {
+    started = false;
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return stream;
+  return started ? stream : nullptr;
 }
 
 std::uint64_t Stream::Enqueue(std::vector<Mark> after, std::function<void()> work) {
@@ -79,6 +85,7 @@ void Stream::Run() {
 
 std::shared_ptr<Stream> Context::AddStream(bool blocking) {
   std::shared_ptr<Stream> stream = Stream::Start(blocking);
+  if (stream == nullptr) return nullptr;
   const MutexLock lock(&mu_);
   streams_.push_back(stream);
   return stream;

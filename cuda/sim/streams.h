@@ -30,6 +30,7 @@ struct Mark {
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   // `blocking`: ordered against the context's default stream, as the driver does without CU_STREAM_NON_BLOCKING.
+  // Null when the system gives no thread.
   static std::shared_ptr<Stream> Start(bool blocking);
 
   // Runs `work` after everything enqueued so far and after `after`.
@@ -62,12 +63,16 @@ class Stream : public std::enable_shared_from_this<Stream> {
 // blocking streams, and later work in blocking streams waits for it.
 class Context {
  public:
-  Context(Process& process, int device, std::unique_ptr<Presence> presence)
-      : process_(process), device_(device), presence_(std::move(presence)), default_stream_(Stream::Start(true)) {}
+  Context(Process& process, int device, std::unique_ptr<Presence> presence, std::shared_ptr<Stream> default_stream)
+      : process_(process),
+        device_(device),
+        presence_(std::move(presence)),
+        default_stream_(std::move(default_stream)) {}
 
   Process& process() const { return process_; }
   int device() const { return device_; }
 
+  // Null when the system gives no thread.
   std::shared_ptr<Stream> AddStream(bool blocking);
   // Its queued work still runs.
   void RemoveStream(const std::shared_ptr<Stream>& stream);
