@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<ChunkView>> Books::CheckFetch(SessionId session_id, L
   if (absl::Status status = CheckRange(first, count, lease->count()); !status.ok()) return status;
   for (std::uint32_t i = first; i < first + count; ++i) {
     const internal::Chunk& chunk = lease->chunks[i];
-    if (chunk.in_use()) continue;
+    if (chunk.in_use() && !lease->rolled_back) continue;
     const bool granted = chunk.state != ChunkState::kReserved;
     return Error(granted ? Reason::ALREADY_RELEASED : Reason::UNKNOWN_LEASE,
                  absl::StrCat("lease ", lease_id.value(), ": chunk ", i, " is ", ToString(chunk.state),

@@ -450,7 +450,7 @@ absl::Status Books::Sent(ChunkId id) {
   if ((*chunk).state == ChunkState::kReserved) {
     return Defect(absl::StrCat("chunk ", id.value(), " is to be sent, but it is not created"));
   }
-  if (!(*chunk).in_use()) return AlreadyReleased(*chunk.lease);
+  if (!(*chunk).in_use() || chunk.lease->rolled_back) return AlreadyReleased(*chunk.lease);
   if (owner == nullptr) return absl::OkStatus();  // a reader's reference is its attachment
   internal::Chunk next = *chunk;
   next.Reference(kWorkerRef);
@@ -478,6 +478,7 @@ absl::StatusOr<ReleaseWork> Books::Rollback(LeaseId id, Transitions* moves) {
   ReleaseWork work;
   if (absl::Status status = settlement.Commit(moves, &work); !status.ok()) return status;
   if (segment != nullptr) impl_->Unlist(segment);
+  if (lease = impl_->FindLease(id); lease != nullptr) lease->rolled_back = true;  // what is left of it
   return work;
 }
 
@@ -539,6 +540,7 @@ absl::StatusOr<ReleaseWork> Books::Release(SessionId session_id, LeaseId id, con
   const absl::StatusOr<Lease*> owned = impl_->OwnedLease(**session, id);
   if (!owned.ok()) return owned.status();
   Lease* const lease = *owned;
+  if (lease->rolled_back) return AlreadyReleased(*lease);
   for (const internal::Chunk& chunk : lease->chunks) {
     if (chunk.ending) return AlreadyReleased(*lease);
     if (chunk.state == ChunkState::kReserved) return NotGrantedYet(*lease);

@@ -52,7 +52,8 @@ absl::Status CheckSealable(const Lease& lease) {
     return Error(Reason::INVALID_ARGUMENT, absl::StrCat(name, " is private: only a segment can be sealed"), details);
   }
   for (const internal::Chunk& chunk : lease.chunks) {
-    if (chunk.ending) return Error(Reason::ALREADY_RELEASED, absl::StrCat(name, " was given back before"), details);
+    if (chunk.ending || lease.rolled_back)
+      return Error(Reason::ALREADY_RELEASED, absl::StrCat(name, " was given back before"), details);
     if (chunk.state == ChunkState::kReserved) {
       return Error(Reason::UNKNOWN_LEASE, absl::StrCat(name, " is not granted yet"), details);
     }

@@ -115,6 +115,7 @@ struct Device {
 struct Lease {
   LeaseId id;  // its chunks have the ids that follow
   LeaseKind kind = LeaseKind::kPrivate;
+  bool rolled_back = false;     // chunks that are created from here on are for giving back only
   std::uint32_t remaining = 0;  // chunks that are not released
   Session* session = nullptr;   // null: sealed, or adopted from the keeper
   Holder* holder = nullptr;

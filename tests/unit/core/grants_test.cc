@@ -117,6 +117,25 @@ TEST_F(GrantsTest, AGrantThatFailsHalfWayGivesBackWhatWasMade) {
   Refused(Reason::UNKNOWN_LEASE, [&](Transitions* m) { return books.Rollback(lease.lease, m); });
 }
 
+TEST_F(GrantsTest, ARolledBackLeaseIsNeverOfUseAgain) {
+  const SessionId session = Open();
+  const Reservation lease = Reserve(session, Specs(), "w");
+  ASSERT_TRUE(books.Rollback(lease.lease, &moves).ok());
+  Reserve(session, Specs(), "w");  // the name has a new owner
+  Ok(books.Created(lease.chunks[0].chunk, &moves));
+  Ok(books.Kept(lease.chunks[0].chunk));
+  Refused(Reason::ALREADY_RELEASED, [&](Transitions*) { return books.Sent(lease.chunks[0].chunk); });
+  Refused(Reason::ALREADY_RELEASED, [&](Transitions*) { return books.CheckFetch(session, lease.lease, 0, 1); });
+  Refused(Reason::ALREADY_RELEASED,
+          [&](Transitions* m) { return books.Release(session, lease.lease, {Outcome::kUnmapped}, At(4), m); });
+  Refused(Reason::ALREADY_RELEASED,
+          [&](Transitions* m) { return books.Seal(session, lease.lease, {Outcome::kUnmapped}, {}, At(4), m); });
+  const auto work = books.Rollback(lease.lease, &moves);
+  ASSERT_TRUE(work.ok());
+  EXPECT_THAT(work->delete_at_keeper, ElementsAre(lease.chunks[0].chunk));
+  EXPECT_EQ(books.Segments("").size(), 1u);
+}
+
 TEST_F(GrantsTest, ARolledBackChunkThatWasSentWaitsForItsProcess) {
   const SessionId session = Open();
   const Reservation lease = Reserve(session, Specs());
