@@ -19,7 +19,8 @@ class KillTest : public testing::Test {
   void SetUp() override { node_.Start(); }
   const std::string& Gpu() const { return node_.uuids()[0]; }
 
-  // Kills a worker that runs `script` at each of its kill points. After each: nothing is left but `kept_bytes`.
+  // Kills a worker that runs `script` at each of its kill points. After each nothing is left: a segment that
+  // was sealed in time is removed, as an operator would.
   void KillEverywhere(const std::vector<std::string>& script) {
     const TracedRun whole = RunTraced(node_.WorkerCommand(), script, std::nullopt);
     ASSERT_TRUE(whole.status.has_value());
@@ -40,7 +41,8 @@ class KillTest : public testing::Test {
     RecordProperty("kill_points", static_cast<int>(whole.points.size()));
   }
   void RemoveSegments() {
-    for (const json& segment : node_.Memctl("segments")["segments"]) {
+    const json segments = node_.Memctl("segments");
+    for (const json& segment : segments["segments"]) {
       if (segment["state"] != "sealed") continue;
       RunCommand(node_.MemctlCommand({"segments", "rm", segment["name"].get<std::string>()}));
     }
@@ -142,7 +144,7 @@ TEST_F(KillTest, AKilledFrontTakesNoWorkerAndNoDurableMemoryAlong) {
   node_.Start();
   EXPECT_EQ(node_.KeeperPid(), keeper);
   // The books of this daemon's life do not know what the keeper holds: it is charged, and shown.
-  const json quarantine = node_.Memctl("quarantine")["quarantine"];
+  const json quarantine = node_.Memctl("quarantine")["records"];
   ASSERT_EQ(quarantine.size(), 1u) << quarantine.dump(1);
   EXPECT_EQ(quarantine[0]["reason"], "kept-fd-unknown");
   EXPECT_EQ(quarantine[0]["bytes"], 2 * kMiB);

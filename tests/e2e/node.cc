@@ -216,7 +216,7 @@ void Node::ExpectNothingLeft() {
                               "mapped_read_write_bytes"}) {
       if (Sum(books["devices"], field) != 0) return false;
     }
-    return Memctl("leases")["leases"].empty() && Memctl("quarantine")["quarantine"].empty() &&
+    return Memctl("leases")["leases"].empty() && Memctl("quarantine")["records"].empty() &&
            Memctl("sessions")["sessions"].empty() && PhysicalTruth() == 0;
   });
 }

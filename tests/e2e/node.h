@@ -35,6 +35,8 @@ class Worker {
   void Refused(const std::string& command, const std::string& reason, const std::vector<std::string>& words = {});
   // Sends without waiting.
   void Send(const std::string& command) { process_.WriteLine(command); }
+  // Whether an answer comes within a moment; it is left for ReadLine.
+  bool HasAnswer() { return process_.HasOutput(std::chrono::milliseconds(50)); }
 
   Process& process() { return process_; }
   pid_t pid() const { return process_.pid(); }

@@ -134,6 +134,11 @@ std::optional<std::string> Process::ReadLine() {
   }
 }
 
+bool Process::HasOutput(std::chrono::milliseconds wait) {
+  pollfd poll_fd{out_.get(), POLLIN, 0};
+  return !pending_.empty() || ::poll(&poll_fd, 1, static_cast<int>(wait.count())) > 0;
+}
+
 std::string Process::ReadAll() {
   std::string all;
   while (const auto line = ReadLine()) all += *line + "\n";

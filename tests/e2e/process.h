@@ -42,6 +42,8 @@ class Process {
   bool WriteLine(const std::string& line);
   // The next line of stdout without its newline; nullopt at its end or after kPatience.
   std::optional<std::string> ReadLine();
+  // Whether there is something to read on stdout, waiting at most `wait` for it.
+  bool HasOutput(std::chrono::milliseconds wait);
   // Everything left on stdout.
   std::string ReadAll();
   void CloseInput() { in_.reset(); }

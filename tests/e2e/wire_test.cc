@@ -159,7 +159,7 @@ TEST_F(WireTest, StillMappedIsRefusedAndUnknownIsQuarantined) {
   EXPECT_EQ(WireClient::ReasonOf(mapped), "STILL_MAPPED");
   ASSERT_TRUE(Release(client_->session(), response.lease_id(), v1::OUTCOME_UNKNOWN, 47, &released).ok());
   EXPECT_EQ(released.quarantined_bytes(), 2 * kMiB);
-  const json rows = node_->Memctl("quarantine")["quarantine"];
+  const json rows = node_->Memctl("quarantine")["records"];
   ASSERT_EQ(rows.size(), 1u);
   EXPECT_EQ(rows[0]["reason"], "outcome-unknown");
   EXPECT_EQ(Charged(), 2 * kMiB);
@@ -268,7 +268,7 @@ TEST_F(WireTest, ForgedAcknowledgementsAndMappingsChangeNothing) {
   mapping.access = wire::MappedAccess::kReadWrite;
   client_->SendFrameOf(wire::FrameType::kMapping, mapping);
   mapping.lease_id = response.lease_id();
-  mapping.first = 0xffffffff;
+  mapping.first = 5;  // it has one chunk
   mapping.count = 2;
   client_->SendFrameOf(wire::FrameType::kMapping, mapping);
   // A fetch is answered in order, so the frames before it have been handled.

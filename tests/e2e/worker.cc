@@ -38,14 +38,15 @@ class WorkerMain {
   // Answers one command.
   std::string Handle(const Words& words) {
     static const std::map<std::string, std::string (WorkerMain::*)(const Words&)> commands = {
-        {"connect", &WorkerMain::Connect},   {"close", &WorkerMain::Close},     {"session", &WorkerMain::Session},
-        {"holder", &WorkerMain::Holder},     {"alloc", &WorkerMain::Alloc},     {"build", &WorkerMain::Build},
-        {"map", &WorkerMain::Map},           {"unmap", &WorkerMain::Unmap},     {"release", &WorkerMain::Release},
-        {"seal", &WorkerMain::Seal},         {"attach", &WorkerMain::Attach},   {"detach", &WorkerMain::Detach},
-        {"segments", &WorkerMain::Segments}, {"tensors", &WorkerMain::Tensors}, {"fill", &WorkerMain::Fill},
-        {"check", &WorkerMain::Check},       {"store", &WorkerMain::Store},     {"report", &WorkerMain::Report},
-        {"event", &WorkerMain::Event},       {"fork", &WorkerMain::Fork},       {"forkexec", &WorkerMain::ForkExec},
-        {"inchild", &WorkerMain::InChild},   {"mark", &WorkerMain::Mark},       {"fds", &WorkerMain::CountFds},
+        {"connect", &WorkerMain::Connect},   {"close", &WorkerMain::Close},         {"session", &WorkerMain::Session},
+        {"holder", &WorkerMain::Holder},     {"alloc", &WorkerMain::Alloc},         {"build", &WorkerMain::Build},
+        {"map", &WorkerMain::Map},           {"unmap", &WorkerMain::Unmap},         {"release", &WorkerMain::Release},
+        {"seal", &WorkerMain::Seal},         {"attach", &WorkerMain::Attach},       {"detach", &WorkerMain::Detach},
+        {"segments", &WorkerMain::Segments}, {"tensors", &WorkerMain::Tensors},     {"fill", &WorkerMain::Fill},
+        {"check", &WorkerMain::Check},       {"store", &WorkerMain::Store},         {"report", &WorkerMain::Report},
+        {"event", &WorkerMain::Event},       {"subscribe", &WorkerMain::Subscribe}, {"fork", &WorkerMain::Fork},
+        {"forkexec", &WorkerMain::ForkExec}, {"inchild", &WorkerMain::InChild},     {"mark", &WorkerMain::Mark},
+        {"fds", &WorkerMain::CountFds},
     };
     const auto found = commands.find(words[0]);
     if (found == commands.end()) return "err USAGE unknown command '" + words[0] + "'";
@@ -240,8 +241,12 @@ class WorkerMain {
   std::string Report(const Words&) {
     return Answer(gpumem_report_fault(client_, last_error_, "stored through a read-only mapping", &status_));
   }
-  // event: waits for one that is readable on the event fd, as an application's loop would
-  std::string Event(const Words&) {
+  std::string Subscribe(const Words&) {
+    return gpumem_event_fd(client_, &status_) >= 0 ? "ok" : Answer(status_.reason);
+  }
+  // event KIND: waits for one of that kind on the event fd, as an application's loop would; DISCONNECTED ends the wait
+  std::string Event(const Words& words) {
+    const int wanted = std::stoi(words.at(1));
     const int fd = gpumem_event_fd(client_, &status_);
     if (fd < 0) return Answer(status_.reason);
     gpumem_event event{};
@@ -251,6 +256,7 @@ class WorkerMain {
       const gpumem_reason reason = gpumem_next_event(client_, &event, &got, &status_);
       if (reason != GPUMEM_OK) return Answer(reason);
       if (got == 0 && !WaitForInput(fd)) return "err DEADLINE no event came";
+      if (got != 0 && event.kind != wanted && event.kind != GPUMEM_EVENT_DISCONNECTED) got = 0;
     }
     return "ok kind=" + std::to_string(event.kind) + " state=" + std::to_string(event.state) + " name=" + event.name;
   }
