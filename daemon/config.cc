@@ -441,8 +441,8 @@ std::string_view Nearest(std::string_view word, const std::vector<std::string_vi
     return row.back();
   };
   std::string_view best;
-  // Further away than half of the word is another word, not a slip.
-  std::size_t least = word.size() / 2 + 1;
+  // Further away than half of the word is another word, not a slip; two letters in the wrong order (2) always are one.
+  std::size_t least = std::max<std::size_t>(word.size() / 2, 2) + 1;
   for (const std::string_view candidate : candidates) {
     if (const std::size_t d = distance(word, candidate); d < least) {
       least = d;

@@ -149,6 +149,9 @@ TEST_F(MemoryTest, ACapturingStreamIsNotWaitedFor) {
 }
 
 TEST_F(MemoryTest, AnErrorWhileWaiting) {
+  driver_->StreamIsCapturing = IsCapturing;
+  capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  capture_result = CUDA_SUCCESS;
   driver_->StreamSynchronize = Synchronize;
   failure = CUDA_ERROR_INVALID_HANDLE;
   EXPECT_EQ(WaitForStreams(*driver_, {nullptr}).reason, Reason::CUDA);
