@@ -44,7 +44,8 @@ void Manager::Impl::Observe(SessionId session, Evidence fact) {
     // The process may live: then it hears why its socket closes. When it does not, the send fails and nobody minds.
     (void)context.ports.channels->SendFenced(session, QuarantineReason::kWriterDied, detail);
   }
-  // The fds still queued in the socket are references of their own: they go before any charge may end.
+  // Before any charge may end: no further fd can reach the process. One that is queued already dies with its end of
+  // the socket, so the process's proven end covers it.
   context.ports.channels->Close(session);
   record->unacknowledged.clear();
   core::Transitions moves;

@@ -78,18 +78,36 @@ TEST(SessionTest, AClosedSocketFencesAndTheProvenEndSettles) {
   EXPECT_EQ(late.reason(), Reason::UNKNOWN_SESSION) << "its remembered requests are gone with it";
 }
 
-TEST(SessionTest, QueuedHandlesAreDroppedBeforeChargesSettle) {
+TEST(SessionTest, TheSocketIsClosedBeforeChargesSettle) {
   World world;
   World::Worker& worker = world.Connect();
   Allocate(world, worker, {Spec(0, kGranule, 2)});  // in the socket, not received
   world.calls.clear();
   // The kernel reports the process first; its end of the socket is noticed later.
-  world.manager().OnWitnessClosed(worker.session);
-  world.manager().OnPidfdReadable(worker.session);
-  EXPECT_TRUE(worker.inbox.empty());
-  const auto closed = std::find(world.calls.begin(), world.calls.end(), "channel.close");
-  const auto recorded = std::find(world.calls.begin(), world.calls.end(), "journal.record");
-  EXPECT_LT(closed, recorded);
+  world.EndChild(worker);
+  world.RunUntilIdle();
+  world.Kill(worker);
+  world.RunUntilIdle();
+  ASSERT_FALSE(world.calls.empty());
+  EXPECT_EQ(world.calls.front(), "channel.close");
+  EXPECT_FALSE(worker.socket_open);
+  EXPECT_EQ(Charged(world, 0), Bytes());
+  EXPECT_EQ(world.Check(), "");
+}
+
+TEST(SessionTest, HandlesThatAreReadAfterTheFenceStayChargedUntilTheProcessEnds) {
+  World world;
+  World::Worker& worker = world.Connect();
+  Allocate(world, worker, {Spec(0, kGranule, 2)});
+  world.manager().OnSocketClosed(worker.session);
+  world.RunUntilIdle();
+  world.ReceiveAll(worker);  // queued before the close
+  world.EndArena(TestDevice(0));
+  world.RunUntilIdle();
+  EXPECT_EQ(world.physical(TestDevice(0)), 2 * kGranule);
+  EXPECT_EQ(Charged(world, 0), Bytes(2 * kGranule));
+  EXPECT_EQ(world.Check(), "");
+  world.Kill(worker);
   world.RunUntilIdle();
   EXPECT_EQ(Charged(world, 0), Bytes());
   EXPECT_EQ(world.Check(), "");

@@ -110,9 +110,38 @@ class Simulation {
     if (action < 96) return Fault(*actor);
     if (action < 97) return world_.EndArena(AnyDevice());
     if (action < 98) return LoseKeeper();
+    if (Pick(2) == 0) return Disturb();
     world_.StartArena(TestDevice(0));
     world_.StartArena(TestDevice(1));
     world_.StartKeeper();
+  }
+
+  // Single calls fail for a while: the driver, the keeper, a full socket.
+  void Disturb() {
+    Calm();
+    switch (Pick(5)) {
+      case 0:
+        world_.create_limit = static_cast<int>(Pick(30));
+        break;
+      case 1:
+        world_.fail_put_after = static_cast<int>(Pick(30));
+        break;
+      case 2:
+        world_.fail_close = true;
+        break;
+      case 3:
+        world_.fail_del = true;
+        break;
+      default:
+        world_.socket_room = static_cast<int>(Pick(4));
+    }
+  }
+  void Calm() {
+    world_.create_limit = -1;
+    world_.fail_put_after = -1;
+    world_.fail_close = false;
+    world_.fail_del = false;
+    world_.socket_room = -1;
   }
 
   DeviceUuid AnyDevice() { return TestDevice(static_cast<std::uint8_t>(Pick(2))); }
@@ -128,7 +157,8 @@ class Simulation {
   }
 
   void Connect() {
-    if (actors_.size() > 400) return;
+    const auto alive = std::count_if(actors_.begin(), actors_.end(), [](const Actor& actor) { return !actor.dead; });
+    if (alive >= 12) return;
     World::Worker* worker = world_.ConnectSoon("sim");
     if (worker != nullptr) actors_.push_back({worker, false, false, {}, {}});
   }
@@ -254,6 +284,7 @@ class Simulation {
     world_.RunUntilIdle();
     ASSERT_EQ(world_.Check(), "");
     ASSERT_EQ(open_, 0) << "calls without an answer";
+    Calm();
     for (Actor& actor : actors_) {
       if (actor.child && Pick(2) == 0) {
         actor.child = false;
@@ -271,10 +302,15 @@ class Simulation {
   }
 
   void EndAll() {
+    Calm();
     for (Actor& actor : actors_) {
       if (!actor.dead) Die(actor);
       world_.EndChild(*actor.worker);
     }
+    world_.RunUntilIdle();
+    // What they could not close goes with them.
+    world_.EndArena(TestDevice(0));
+    world_.EndArena(TestDevice(1));
     world_.StartArena(TestDevice(0));
     world_.StartArena(TestDevice(1));
     world_.StartKeeper();

@@ -137,6 +137,7 @@ void World::ReceiveAll(Worker& worker, core::Access access) {
     const Frame frame = std::move(worker.inbox.front());
     worker.inbox.pop_front();
     for (std::size_t i = 0; i < frame.chunks.size(); ++i) worker.imports[frame.chunks[i].chunk] = frame.memory[i];
+    if (!worker.socket_open) continue;  // what was queued can still be read, but not answered
     manager_->OnAcknowledge(worker.session, frame.sequence, std::vector<bool>(frame.chunks.size(), true), access);
   }
 }
@@ -146,7 +147,6 @@ void World::DropImports(Worker& worker, const std::vector<ChunkId>& chunks) {
 }
 
 void World::Kill(Worker& worker, bool child_lives) {
-  worker.inbox.clear();
   if (worker.socket_open) {
     worker.socket_open = false;
     Strand([this, id = worker.session] { manager_->OnSocketClosed(id); });
@@ -160,6 +160,7 @@ void World::Kill(Worker& worker, bool child_lives) {
 
 void World::EndChild(Worker& worker) {
   worker.imports.clear();
+  worker.inbox.clear();  // its end of the socket is gone
   if (worker.witness_told) return;
   worker.witness_told = true;
   Strand([this, id = worker.session] { manager_->OnWitnessClosed(id); });
@@ -180,13 +181,18 @@ void World::EndArena(const DeviceUuid& device) {
   arena.running = false;
   arena.memory.clear();
   for (Command& command : std::exchange(arena.commands, {})) command(false);
-  Strand([this, device] { manager_->OnArenaEnded(device, "killed by signal 9"); });
+  Strand([this, device] {
+    arenas_.at(device).end_told = true;
+    manager_->OnArenaEnded(device, "killed by signal 9");
+  });
 }
 
 void World::StartArena(const DeviceUuid& device) {
   Strand([this, device] {
     Arena& arena = arenas_.at(device);
-    if (std::exchange(arena.running, true)) return;
+    if (arena.running || !arena.end_told) return;
+    arena.running = true;
+    arena.end_told = false;
     manager_->OnArenaReady(device);
   });
 }
@@ -201,12 +207,17 @@ void World::LoseKeeper(std::size_t executed, bool memory_lost) {
   }
   unanswered_ = false;
   if (memory_lost) kept_.clear();
-  Strand([this] { manager_->OnKeeperLost("the connection closed"); });
+  Strand([this] {
+    keeper_loss_told_ = true;
+    manager_->OnKeeperLost("the connection closed");
+  });
 }
 
 void World::StartKeeper() {
   Strand([this] {
-    if (std::exchange(keeper_up_, true)) return;
+    if (keeper_up_ || !keeper_loss_told_) return;
+    keeper_up_ = true;
+    keeper_loss_told_ = false;
     manager_->OnKeeperReady(KeeperList());
   });
 }
@@ -485,9 +496,7 @@ absl::Status World::SendFenced(SessionId session, core::QuarantineReason reason,
 void World::Close(SessionId session) {
   calls.push_back("channel.close");
   Worker* worker = Find(session);
-  if (worker == nullptr) return;
-  worker->socket_open = false;
-  worker->inbox.clear();
+  if (worker != nullptr) worker->socket_open = false;
 }
 
 void World::Forget(SessionId session) {

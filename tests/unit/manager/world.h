@@ -246,6 +246,7 @@ class World : public Clock,
   using Command = std::function<void(bool alive)>;
   struct Arena {
     bool running = false;
+    bool end_told = true;  // a new one starts only after the manager heard of the old one's end
     std::string name;
     std::deque<Command> commands;
     std::map<ChunkId, MemoryPtr> memory;
@@ -273,6 +274,7 @@ class World : public Clock,
   std::size_t max_open_fds_ = 0;
   std::map<DeviceUuid, Arena> arenas_;
   bool keeper_up_ = false;
+  bool keeper_loss_told_ = true;
   std::deque<std::function<void(const absl::Status& lost)>> keeper_commands_;
   std::map<KeptKey, Kept> kept_;
   std::deque<std::function<void()>> journal_commands_;
