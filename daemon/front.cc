@@ -170,7 +170,10 @@ absl::StatusOr<std::vector<ManagedDevice>> ManagedDevices(const Config& config, 
 // SIGTERM and SIGINT end the process by default while this lives: for the one long wait before the loop runs.
 class SignalsUnblocked {
  public:
-  explicit SignalsUnblocked(const sigset_t& signals) : signals_(signals) {
+  SignalsUnblocked() {
+    ::sigemptyset(&signals_);
+    ::sigaddset(&signals_, SIGTERM);
+    ::sigaddset(&signals_, SIGINT);
     ::pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
   }
   ~SignalsUnblocked() { ::pthread_sigmask(SIG_BLOCK, &signals_, nullptr); }
@@ -178,7 +181,7 @@ class SignalsUnblocked {
   SignalsUnblocked& operator=(const SignalsUnblocked&) = delete;
 
  private:
-  const sigset_t signals_;
+  sigset_t signals_;
 };
 
 sigset_t HandledSignals() {
@@ -298,7 +301,7 @@ absl::Status Front::LearnDevices() {
   Info(Cat("asking the driver (", driver_.word(), ") for its devices"));
   absl::StatusOr<arena::ProbeResult> probed;
   {
-    const SignalsUnblocked stoppable(signals_);
+    const SignalsUnblocked stoppable;
     probed = arena::ProbeDevices(options);
   }
   if (!probed.ok()) return probed.status();
@@ -492,7 +495,8 @@ void Front::BecomeReady(std::string_view how) {
   if (stopping_) return;
   servers_->SetServing(true);
   Info(Cat("ready: ", how));
-  ::sd_notify(/*unset_environment=*/0, Cat("READY=1\nSTATUS=", devices_.size(), " devices: ", how).c_str());
+  ::sd_notify(/*unset_environment=*/0,
+              Cat("READY=1\nSTATUS=", devices_.size(), devices_.size() == 1 ? " device: " : " devices: ", how).c_str());
 }
 
 void Front::OnSignal() {
