@@ -13,6 +13,7 @@ namespace gpumem::core {
 using internal::CheckRange;
 using internal::ChunkRef;
 using internal::Lease;
+using internal::LeaseDetails;
 using internal::Session;
 
 namespace {
@@ -103,29 +104,28 @@ absl::StatusOr<std::vector<ChunkView>> Books::CheckFetch(SessionId session_id, L
                                                          std::uint32_t count) const {
   const absl::StatusOr<Session*> session = impl_->LiveSession(session_id);
   if (!session.ok()) return session.status();
-  const ErrorDetails details = {{"lease_id", absl::StrCat(lease_id.value())}};
   Lease* lease = impl_->FindLease(lease_id);
   if (lease == nullptr) {
     return Error(Reason::UNKNOWN_LEASE, absl::StrCat("lease ", lease_id.value(), " is not known, or it was released"),
-                 details);
+                 LeaseDetails(lease_id));
   }
   if (const internal::Attachment* reader = impl_->ReaderOf(*lease, session_id); reader != nullptr) {
     if (lease->segment->state == SegmentState::kLost) {
       return Error(
           Reason::SEGMENT_LOST,
           absl::StrCat("segment ", lease->segment->FullName(), " lost its memory handles; it can only be built again"),
-          details);
+          LeaseDetails(lease_id));
     }
     if (reader->outcome_unknown) {
       return Error(Reason::FOREIGN_LEASE,
                    absl::StrCat("session ", session_id.value(), " has detached segment ", lease->segment->FullName()),
-                   details);
+                   LeaseDetails(lease_id));
     }
   } else if (lease->session != *session) {
     return Error(Reason::FOREIGN_LEASE,
                  absl::StrCat("lease ", lease_id.value(), " is neither of session ", session_id.value(),
                               " nor a segment that it has attached"),
-                 details);
+                 LeaseDetails(lease_id));
   }
   if (absl::Status status = CheckRange(first, count, lease->count()); !status.ok()) return status;
   for (std::uint32_t i = first; i < first + count; ++i) {
@@ -135,7 +135,7 @@ absl::StatusOr<std::vector<ChunkView>> Books::CheckFetch(SessionId session_id, L
     return Error(granted ? Reason::ALREADY_RELEASED : Reason::UNKNOWN_LEASE,
                  absl::StrCat("lease ", lease_id.value(), ": chunk ", i, " is ", ToString(chunk.state),
                               granted ? "; the lease was given back" : "; the lease is not granted yet"),
-                 details);
+                 LeaseDetails(lease_id));
   }
   return impl_->Views(*lease, first, count);
 }

@@ -117,6 +117,19 @@ absl::Status UnknownDevice(const State& state, const DeviceUuid& device) {
                {{"device_uuid", device.ToString()}});
 }
 
+absl::Status NotUsable(const Device& device) {
+  const ErrorDetails details = {{"device_uuid", device.spec.device.ToString()}};
+  const std::string detail = device.detail.empty() ? "" : absl::StrCat(": ", device.detail);
+  if (device.state == DeviceState::kLost) {
+    return Error(Reason::DEVICE_LOST,
+                 absl::StrCat(Name(device), " is lost and its memory is gone", detail, "; use another device"),
+                 details);
+  }
+  return Error(Reason::DEVICE_UNAVAILABLE,
+               absl::StrCat(Name(device), " is ", ToString(device.state), " now", detail, "; try again later"),
+               details);
+}
+
 absl::Status CheckDevices(const State& state, const std::vector<ChunkSpec>& specs, Plan* plan) {
   for (const ChunkSpec& spec : specs) {
     if (state.FindDevice(spec.device) == nullptr) return UnknownDevice(state, spec.device);
@@ -124,19 +137,7 @@ absl::Status CheckDevices(const State& state, const std::vector<ChunkSpec>& spec
   plan->by_device.assign(state.devices.size(), 0);
   for (const Plan::Part& part : plan->parts) {
     const Device& device = *state.devices[part.device];
-    const ErrorDetails details = {{"device_uuid", device.spec.device.ToString()}};
-    if (device.state == DeviceState::kLost) {
-      return Error(Reason::DEVICE_LOST,
-                   absl::StrCat(Name(device), " is lost and its memory is gone", device.detail.empty() ? "" : ": ",
-                                device.detail, "; use another device"),
-                   details);
-    }
-    if (device.state != DeviceState::kHealthy) {
-      return Error(Reason::DEVICE_UNAVAILABLE,
-                   absl::StrCat(Name(device), " is ", ToString(device.state), " now", device.detail.empty() ? "" : ": ",
-                                device.detail, "; try again later"),
-                   details);
-    }
+    if (device.state != DeviceState::kHealthy) return NotUsable(device);
     plan->by_device[part.device] += part.chunk_bytes * part.count;  // parts of plan->charged, which fits
   }
   return absl::OkStatus();
@@ -330,12 +331,12 @@ absl::Status NoSuchChunk(ChunkId id) {
 absl::Status AlreadyReleased(const Lease& lease) {
   return Error(Reason::ALREADY_RELEASED,
                absl::StrCat("lease ", lease.id.value(), " was given back before; what is left of it is settling"),
-               {{"lease_id", absl::StrCat(lease.id.value())}});
+               internal::LeaseDetails(lease.id));
 }
 
 absl::Status NotGrantedYet(const Lease& lease) {
   return Error(Reason::UNKNOWN_LEASE, absl::StrCat("lease ", lease.id.value(), " is not granted yet"),
-               {{"lease_id", absl::StrCat(lease.id.value())}});
+               internal::LeaseDetails(lease.id));
 }
 
 // What a chunk becomes when its living owner gives it back with `outcome`.
@@ -546,7 +547,8 @@ absl::StatusOr<ReleaseWork> Books::Release(SessionId session_id, LeaseId id, con
     if (chunk.state == ChunkState::kReserved) return NotGrantedYet(*lease);
   }
   if (absl::Status status = CheckOutcomes(outcomes, lease->count()); !status.ok()) return status;
-  if (absl::Status status = CheckNoneMapped(outcomes, absl::StrCat("lease ", id.value())); !status.ok()) return status;
+  const auto name = [id] { return absl::StrCat("lease ", id.value()); };
+  if (absl::Status status = CheckNoneMapped(outcomes, name); !status.ok()) return status;
 
   Settlement settlement(impl_.get());
   settlement.ForRecords(now, "its owner does not know whether the chunk is still mapped");

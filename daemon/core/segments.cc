@@ -46,7 +46,7 @@ absl::Status NotSealed(const Segment& segment) {
 }
 
 absl::Status CheckSealable(const Lease& lease) {
-  const ErrorDetails details = {{"lease_id", absl::StrCat(lease.id.value())}};
+  const ErrorDetails details = internal::LeaseDetails(lease.id);
   const std::string name = absl::StrCat("lease ", lease.id.value());
   if (lease.segment == nullptr) {
     return Error(Reason::INVALID_ARGUMENT, absl::StrCat(name, " is private: only a segment can be sealed"), details);
@@ -68,13 +68,13 @@ absl::Status CheckSealable(const Lease& lease) {
 }
 
 absl::Status CheckSealOutcomes(const std::vector<Outcome>& outcomes, const Lease& lease) {
-  const std::string name = absl::StrCat("lease ", lease.id.value());
+  const auto name = [&lease] { return absl::StrCat("lease ", lease.id.value()); };
   if (absl::Status status = CheckOutcomes(outcomes, lease.count()); !status.ok()) return status;
   if (absl::Status status = CheckNoneMapped(outcomes, name); !status.ok()) return status;
   const auto unknown = std::find(outcomes.begin(), outcomes.end(), Outcome::kUnknown);
   if (unknown == outcomes.end()) return absl::OkStatus();
   return Error(Reason::INVALID_ARGUMENT,
-               absl::StrCat(name, ": whether chunk ", unknown - outcomes.begin(),
+               absl::StrCat(name(), ": whether chunk ", unknown - outcomes.begin(),
                             " is unmapped is not known, so its memory could still be written to and cannot be sealed; "
                             "release the lease and build the segment again"),
                {{"chunk_index", absl::StrCat(unknown - outcomes.begin())}});
@@ -228,7 +228,7 @@ absl::Status Books::Detach(SessionId session_id, AttachmentId id, const std::vec
     return Error(Reason::FOREIGN_LEASE,
                  absl::StrCat("attachment ", id.value(), " belongs to another session than ", session_id.value()));
   }
-  const std::string thing = absl::StrCat("segment ", attachment->segment->FullName());
+  const auto thing = [attachment] { return absl::StrCat("segment ", attachment->segment->FullName()); };
   if (absl::Status status = CheckOutcomes(outcomes, attachment->segment->chunks); !status.ok()) return status;
   if (absl::Status status = CheckNoneMapped(outcomes, thing); !status.ok()) return status;
   if (std::find(outcomes.begin(), outcomes.end(), Outcome::kUnknown) != outcomes.end()) {

@@ -79,21 +79,21 @@ absl::StatusOr<Holder*> State::HolderOf(const Session& session, HolderId id) con
 }
 
 absl::StatusOr<Lease*> State::OwnedLease(const Session& session, LeaseId id) const {
-  const ErrorDetails details = {{"lease_id", absl::StrCat(id.value())}};
   Lease* lease = FindLease(id);
   if (lease == nullptr) {
     return Error(Reason::UNKNOWN_LEASE, absl::StrCat("lease ", id.value(), " is not known, or it was released"),
-                 details);
+                 LeaseDetails(id));
   }
   if (lease->segment != nullptr && lease->segment->was_sealed) {
     return Error(Reason::ALREADY_SEALED,
                  absl::StrCat("lease ", id.value(), " is the sealed segment ", lease->segment->FullName(),
                               " and cannot change; attach it to read it, or have an operator remove it"),
-                 details);
+                 LeaseDetails(id));
   }
   if (lease->session != &session) {
     return Error(Reason::FOREIGN_LEASE,
-                 absl::StrCat("lease ", id.value(), " belongs to another session than ", session.id.value()), details);
+                 absl::StrCat("lease ", id.value(), " belongs to another session than ", session.id.value()),
+                 LeaseDetails(id));
   }
   return lease;
 }
@@ -204,11 +204,13 @@ absl::Status CheckOutcomes(const std::vector<Outcome>& outcomes, std::uint32_t c
   return absl::OkStatus();
 }
 
-absl::Status CheckNoneMapped(const std::vector<Outcome>& outcomes, std::string_view thing) {
+ErrorDetails LeaseDetails(LeaseId lease) { return {{"lease_id", absl::StrCat(lease.value())}}; }
+
+absl::Status CheckNoneMapped(const std::vector<Outcome>& outcomes, absl::FunctionRef<std::string()> thing) {
   const auto mapped = std::find(outcomes.begin(), outcomes.end(), Outcome::kStillMapped);
   if (mapped == outcomes.end()) return absl::OkStatus();
   return Error(Reason::STILL_MAPPED,
-               absl::StrCat(AbslView(thing), ": chunk ", mapped - outcomes.begin(),
+               absl::StrCat(thing(), ": chunk ", mapped - outcomes.begin(),
                             " is still mapped; unmap it and let its handle go, then release"),
                {{"chunk_index", absl::StrCat(mapped - outcomes.begin())}});
 }

@@ -18,6 +18,7 @@
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -274,8 +275,10 @@ absl::Status CheckOutcomes(const std::vector<Outcome>& outcomes, std::uint32_t c
 inline Outcome OutcomeOf(const std::vector<Outcome>& outcomes, std::uint32_t index) {
   return outcomes.size() == 1 ? outcomes[0] : outcomes[index];
 }
-// STILL_MAPPED naming the first chunk that is.
-absl::Status CheckNoneMapped(const std::vector<Outcome>& outcomes, std::string_view thing);
+// STILL_MAPPED naming the first chunk that is, of `thing`. The name is only made when it is needed.
+absl::Status CheckNoneMapped(const std::vector<Outcome>& outcomes, absl::FunctionRef<std::string()> thing);
+// What errors about a lease carry.
+ErrorDetails LeaseDetails(LeaseId lease);
 // INVALID_ARGUMENT when [first, first+count) is empty or not inside of `chunks`.
 absl::Status CheckRange(std::uint32_t first, std::uint32_t count, std::uint32_t chunks);
 
