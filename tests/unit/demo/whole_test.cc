@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -85,7 +86,9 @@ class WholeDemoTest : public ::testing::Test {
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
       std::ifstream file(entry.path() / "cmdline", std::ios::binary);
-      const std::string line{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+      std::stringstream text;
+      text << file.rdbuf();  // a process may end while it is read: that is an empty line, not an exception
+      const std::string line = text.str();
       if (line.find(dir_) != std::string::npos) found.push_back(entry.path().string() + " " + line);
     }
     return found;
