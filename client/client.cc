@@ -21,6 +21,8 @@ constexpr std::int32_t kAccessReadOnly = 1;
 
 // Undoing a grant is worth a short wait; a daemon that does not answer settles it when the session ends.
 constexpr std::chrono::milliseconds kUndoTimeout{2'000};
+// More calls than this without an answer in time are left to the session's end.
+constexpr std::size_t kMostUnanswered = 64;
 
 std::uint64_t RandomStart() {
   std::uint64_t value = 0;
@@ -279,16 +281,22 @@ Status Client::Grant(std::string_view method, Request request, Holding::Kind kin
   if (Status status = CheckVisible(request.specs); !status.ok()) return status;
   const std::shared_ptr<HandleChannel> channel = sockets().channel;
   if (channel == nullptr) return ClosedError();
+  SettleUnanswered(channel.get());
   request.session_id = session_id_;
   request.request_id = NextRequestId();
   const Deadline deadline = CallDeadline();
   std::optional<Expectation> expectation(std::in_place, channel.get(), request.request_id);
   GrantResponse response;
-  if (Status status = Call(method, Encode(request), deadline, &response); !status.ok()) return status;
+  std::string bytes = Encode(request);
+  Status status = Call(method, bytes, deadline, &response);
+  if (!status.ok()) {
+    Remember(status, method, std::move(bytes));
+    return status;
+  }
   auto made = std::make_shared<Holding>();
   made->kind = kind;
   made->lease_id = response.lease_id;
-  Status status = PutMemory(made.get(), response.chunks);
+  status = PutMemory(made.get(), response.chunks);
   if (status.ok()) {
     status = ImportAll(made.get(), response.chunks, request.request_id, response.pushed_chunks, deadline);
   }
@@ -324,17 +332,24 @@ Status Client::BuildSegment(std::uint64_t holder_id, const std::string& name, co
 
 Status Client::AttachSegment(std::uint64_t holder_id, const std::string& name, std::shared_ptr<Holding>* holding) {
   if (Status status = CheckName(name, "segment"); !status.ok()) return status;
+  const std::shared_ptr<HandleChannel> channel = sockets().channel;
+  if (channel == nullptr) return ClosedError();
+  SettleUnanswered(channel.get());
   const Deadline deadline = CallDeadline();
   AttachSegmentResponse response;
-  const AttachSegmentRequest request{session_id_, NextRequestId(), holder_id, name};
-  if (Status status = Call("AttachSegment", Encode(request), deadline, &response); !status.ok()) return status;
+  std::string bytes = Encode(AttachSegmentRequest{session_id_, NextRequestId(), holder_id, name});
+  Status status = Call("AttachSegment", bytes, deadline, &response);
+  if (!status.ok()) {
+    Remember(status, "AttachSegment", std::move(bytes));
+    return status;
+  }
   auto made = std::make_shared<Holding>();
   made->kind = Holding::Kind::kAttached;
   made->lease_id = response.segment.lease_id;
   made->attachment_id = response.attachment_id;
   made->segment_name = response.segment.name;
   made->tensors = std::move(response.tensors);
-  Status status = PutMemory(made.get(), response.chunks);
+  status = PutMemory(made.get(), response.chunks);
   if (status.ok()) status = ImportAll(made.get(), response.chunks, 0, 0, deadline);
   if (status.ok()) status = Adopt(made);
   if (!status.ok()) {
@@ -414,6 +429,55 @@ Status Client::ImportSet(HandleChannel* channel, Holding* holding, const std::ve
 
 void Client::Undo(Holding* holding) { (void)TellGivenBack(*holding, LetGoHeld(holding), DeadlineAfter(kUndoTimeout)); }
 
+void Client::Remember(const Status& status, std::string_view method, std::string request) {
+  if (status.reason != Reason::DEADLINE) return;
+  MutexLock lock(&mu_);
+  if (unanswered_.size() < kMostUnanswered) unanswered_.push_back({std::string(method), std::move(request)});
+}
+
+void Client::SettleUnanswered(HandleChannel* channel) {
+  for (;;) {
+    Unanswered call;
+    {
+      MutexLock lock(&mu_);
+      if (unanswered_.empty()) return;
+      call = std::move(unanswered_.front());
+      unanswered_.pop_front();
+    }
+    if (SettleOne(channel, call).reason != Reason::DEADLINE) continue;
+    MutexLock lock(&mu_);
+    unanswered_.push_front(std::move(call));
+    return;
+  }
+}
+
+Status Client::SettleOne(HandleChannel* channel, const Unanswered& call) {
+  const Deadline deadline = DeadlineAfter(kUndoTimeout);
+  Holding nobodys;
+  Status status;
+  if (call.method == "Release") {
+    ReleaseResponse response;
+    return Call(call.method, call.request, deadline, &response);
+  }
+  if (call.method == "DetachSegment") {
+    DetachSegmentResponse response;
+    return Call(call.method, call.request, deadline, &response);
+  }
+  if (call.method == "AttachSegment") {
+    AttachSegmentResponse response;
+    status = Call(call.method, call.request, deadline, &response);
+    nobodys.kind = Holding::Kind::kAttached;
+    nobodys.attachment_id = response.attachment_id;
+  } else {
+    GrantResponse response;
+    status = Call(call.method, call.request, deadline, &response);
+    nobodys.lease_id = response.lease_id;
+  }
+  if (!status.ok()) return status;
+  (void)channel->Poll();  // handles that were pushed for it
+  return TellGivenBack(nobodys, {Outcome::kUnmapped}, deadline);
+}
+
 // --- mapping --------------------------------------------------------------------------------------------------------
 
 Status Client::CheckHeld(const Holding& holding) const {
@@ -491,14 +555,19 @@ const std::vector<Outcome>& Client::LetGoHeld(Holding* holding) {
 }
 
 Status Client::TellGivenBack(const Holding& holding, const std::vector<Outcome>& outcomes, Deadline deadline) {
+  Status status;
   if (holding.kind == Holding::Kind::kAttached) {
     DetachSegmentResponse response;
-    const DetachSegmentRequest request{session_id_, NextRequestId(), holding.attachment_id, outcomes};
-    return Call("DetachSegment", Encode(request), deadline, &response);
+    std::string bytes = Encode(DetachSegmentRequest{session_id_, NextRequestId(), holding.attachment_id, outcomes});
+    status = Call("DetachSegment", bytes, deadline, &response);
+    Remember(status, "DetachSegment", std::move(bytes));
+  } else {
+    ReleaseResponse response;
+    std::string bytes = Encode(ReleaseRequest{session_id_, NextRequestId(), holding.lease_id, outcomes});
+    status = Call("Release", bytes, deadline, &response);
+    Remember(status, "Release", std::move(bytes));
   }
-  ReleaseResponse response;
-  const ReleaseRequest request{session_id_, NextRequestId(), holding.lease_id, outcomes};
-  return Call("Release", Encode(request), deadline, &response);
+  return status;
 }
 
 Status Client::GiveBack(const std::shared_ptr<Holding>& holding, const std::vector<CUstream>& streams, bool* freed) {

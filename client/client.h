@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <set>
 #include <string>
@@ -138,6 +139,16 @@ class Client : public std::enable_shared_from_this<Client> {
   Status FetchRest(HandleChannel* channel, Holding* holding, const std::vector<Chunk>& chunks, Deadline deadline);
   Status ImportSet(HandleChannel* channel, Holding* holding, const std::vector<Chunk>& chunks, HandleSet set,
                    Deadline deadline);
+  // A call whose answer did not come in time: whether it was done is not known. The same request id gets the same
+  // answer later, and what it granted to nobody is given back.
+  struct Unanswered {
+    std::string method;
+    std::string request;
+  };
+  void Remember(const Status& status, std::string_view method, std::string request) GPUMEM_EXCLUDES(mu_);
+  // Asks again for what is remembered, before anything new is granted.
+  void SettleUnanswered(HandleChannel* channel) GPUMEM_EXCLUDES(mu_);
+  Status SettleOne(HandleChannel* channel, const Unanswered& call);
   // After an import that failed: gives back what came of it, here and at the daemon.
   void Undo(Holding* holding);
   Status TellGivenBack(const Holding& holding, const std::vector<Outcome>& outcomes, Deadline deadline);
@@ -173,6 +184,7 @@ class Client : public std::enable_shared_from_this<Client> {
   mutable Mutex mu_;
   Sockets sockets_ GPUMEM_GUARDED_BY(mu_);
   std::set<std::shared_ptr<Holding>> holdings_ GPUMEM_GUARDED_BY(mu_);
+  std::deque<Unanswered> unanswered_ GPUMEM_GUARDED_BY(mu_);
 };
 
 }  // namespace gpumem::client

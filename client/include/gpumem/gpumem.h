@@ -172,8 +172,10 @@ GPUMEM_API gpumem_reason gpumem_lease_unmap(gpumem_lease* lease, const gpumem_st
                                             gpumem_status* status);
 
 /* Unmaps as above if mapped, lets the handles go, tells the daemon what became of each chunk, and frees the object.
- * On CAPTURING or a CUDA failure to wait, nothing has happened and the object lives. A daemon that does not answer
- * does not stop the local part; the object is then freed and the reason returned. */
+ * On CAPTURING and on CUDA (the driver could not wait or unmap) nothing was given back and the object lives. With every
+ * other reason the object is freed: a daemon that does not answer does not stop the local part (what it missed is said
+ * again before the next grant), and after CUDA_FATAL the memory stays until this process ends. In a forked child, and
+ * for INVALID_ARGUMENT, nothing happens. */
 GPUMEM_API gpumem_reason gpumem_lease_release(gpumem_lease* lease, const gpumem_stream* streams, size_t stream_count,
                                               gpumem_status* status);
 
@@ -217,6 +219,7 @@ GPUMEM_API size_t gpumem_segment_tensor_count(gpumem_segment* segment);
 /* Strings and shape stay valid as long as the object. */
 GPUMEM_API gpumem_reason gpumem_segment_tensor(gpumem_segment* segment, size_t index, gpumem_tensor* tensor,
                                                gpumem_status* status);
+/* As gpumem_lease_release. */
 GPUMEM_API gpumem_reason gpumem_segment_detach(gpumem_segment* segment, const gpumem_stream* streams,
                                                size_t stream_count, gpumem_status* status);
 
@@ -274,7 +277,7 @@ typedef struct gpumem_event {
 /* A descriptor that is readable when gpumem_next_event has something, for the application's own poll loop. Owned by the
  * client. The first call subscribes. Negative on failure. */
 GPUMEM_API int gpumem_event_fd(gpumem_client* client, gpumem_status* status);
-/* Never blocks. *got is 1 when *event was filled, 0 when there is nothing now. */
+/* Never blocks. An error is given once when the daemon refuses the subscription; gpumem_event_fd then tries again. *got is 1 when *event was filled, 0 when there is nothing now. */
 GPUMEM_API gpumem_reason gpumem_next_event(gpumem_client* client, gpumem_event* event, int32_t* got,
                                            gpumem_status* status);
 

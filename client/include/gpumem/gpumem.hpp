@@ -95,13 +95,13 @@ class [[nodiscard]] Result {
   explicit operator bool() const { return ok(); }
   const Status& status() const { return status_; }  // OK when there is a value
 
-  // Requires ok().
+  // Requires ok(). Of a temporary they give the value itself, so that a loop over *client.Devices() is safe.
   T& value() & { return *value_; }
   const T& value() const& { return *value_; }
-  T&& value() && { return *std::move(value_); }
+  T value() && { return *std::move(value_); }
   T& operator*() & { return *value_; }
   const T& operator*() const& { return *value_; }
-  T&& operator*() && { return *std::move(value_); }
+  T operator*() && { return *std::move(value_); }
   T* operator->() { return &*value_; }
   const T* operator->() const { return &*value_; }
 
@@ -151,8 +151,11 @@ inline std::vector<gpumem_tensor> ToC(const std::vector<Tensor>& tensors) {
   return out;
 }
 
-// True when a failed release, detach or seal has left the C object alive (gpumem.h).
-inline bool ObjectLives(gpumem_reason reason) { return reason == GPUMEM_CAPTURING || reason == GPUMEM_CUDA; }
+// True when a failed release or detach has left the C object alive (gpumem.h).
+inline bool ObjectLives(gpumem_reason reason) {
+  return reason == GPUMEM_CAPTURING || reason == GPUMEM_CUDA || reason == GPUMEM_FORKED ||
+         reason == GPUMEM_INVALID_ARGUMENT;
+}
 
 }  // namespace internal
 

@@ -42,8 +42,10 @@ class ClientTest : public testing::Test {
  protected:
   ClientTest() : physical_before_(Machine::Get().PhysicalBytes()) { Connect(); }
 
-  void Connect() {
-    auto connected = Client::Connect(OptionsFor(daemon_.socket_dir()));
+  void Connect(std::uint32_t timeout_ms = 20'000) {
+    ConnectOptions options = OptionsFor(daemon_.socket_dir());
+    options.timeout_ms = timeout_ms;
+    auto connected = Client::Connect(options);
     ASSERT_TRUE(connected.ok()) << connected.status().ToString();
     client_ = *std::move(connected);
   }
@@ -313,6 +315,31 @@ TEST_F(ClientTest, CloseWithLiveMemoryAndADaemonThatDoesNotAnswer) {
   daemon_.hang = false;
   // The daemon's own ends and exported fds go a little later.
   Eventually([&] { return OpenDescriptors() <= before + 3; });
+}
+
+TEST_F(ClientTest, AGrantThatCameTooLateIsGivenBackBeforeTheNext) {
+  Connect(300);
+  daemon_.hang = true;
+  EXPECT_EQ(Allocate(2).status().reason(), GPUMEM_DEADLINE);
+  daemon_.hang = false;
+  // The daemon did it all the same, for nobody.
+  Eventually([this] { return daemon_.leases() == 1; });
+  auto lease = Allocate(3);
+  ASSERT_TRUE(lease.ok()) << lease.status().ToString();
+  EXPECT_EQ(daemon_.leases(), 1u);
+  EXPECT_EQ(Physical(), 3 * kChunk);
+}
+
+TEST_F(ClientTest, AReleaseThatWasNotAnsweredIsSaidAgain) {
+  Connect(300);
+  auto lease = Allocate(2);
+  ASSERT_TRUE(lease.ok());
+  daemon_.drop_release = 1;
+  EXPECT_EQ(lease->Release().reason(), GPUMEM_DEADLINE);
+  EXPECT_FALSE(*lease);
+  EXPECT_EQ(daemon_.leases(), 1u);
+  ASSERT_TRUE(Allocate(1).ok());
+  EXPECT_EQ(daemon_.leases(), 0u);
 }
 
 TEST_F(ClientTest, MemoryStaysWhenTheDaemonIsGone) {

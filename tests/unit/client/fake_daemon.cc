@@ -182,6 +182,14 @@ std::string FakeDaemon::device_uuid(std::size_t index) const {
 
 template <typename Request, typename Response>
 grpc::Status FakeDaemon::Grant(const Request& request, Response* response, const std::string& segment) {
+  {
+    MutexLock lock(&mu_);
+    const auto answered = answers_.find(request.request_id());
+    if (answered != answers_.end()) {
+      response->ParseFromString(answered->second);
+      return grpc::Status::OK;
+    }
+  }
   Note(request.request_id());
   response->set_instance(Instance());
   Machine& machine = Machine::Get();
@@ -218,6 +226,7 @@ grpc::Status FakeDaemon::Grant(const Request& request, Response* response, const
   for (std::uint32_t sent = 0; sent < pushed; sent += 4) {
     SendChunks(peer->second.get(), request.request_id(), id, sent, std::min(4u, pushed - sent));
   }
+  answers_[request.request_id()] = response->SerializeAsString();
   return grpc::Status::OK;
 }
 
@@ -262,6 +271,10 @@ grpc::Status FakeDaemon::BuildSegment(grpc::ServerContext*, const v1::BuildSegme
 
 grpc::Status FakeDaemon::Release(grpc::ServerContext* context, const v1::ReleaseRequest* request,
                                  v1::ReleaseResponse* response) {
+  if (drop_release > 0 && drop_release-- > 0) {
+    while (!context->IsCancelled() && !stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return grpc::Status::CANCELLED;
+  }
   WaitWhileHanging(context);
   Note(request->request_id());
   response->set_instance(Instance());
@@ -386,6 +399,10 @@ std::vector<v1::ReportFaultRequest> FakeDaemon::faults() const {
 std::set<std::uint64_t> FakeDaemon::request_ids() const {
   MutexLock lock(&mu_);
   return request_ids_;
+}
+std::size_t FakeDaemon::leases() const {
+  MutexLock lock(&mu_);
+  return leases_.size();
 }
 std::size_t FakeDaemon::sessions() const {
   MutexLock lock(&mu_);

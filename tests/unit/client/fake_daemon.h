@@ -59,6 +59,7 @@ class FakeDaemon final : public v1::MemoryService::Service {
   std::atomic<int> oversize_chunk{-1};    // this chunk's memory is twice as large as the daemon says: mapping it fails
   std::atomic<bool> hang{false};          // calls wait until they are cancelled
   std::atomic<int> refuse_seals{0};       // so many seals are refused with MANIFEST_INVALID
+  std::atomic<int> drop_release{0};       // so many releases are not done and not answered
   std::atomic<bool> invisible{false};     // Hello lists a device that the process does not see
   std::atomic<bool> lie_about_id{false};  // pushed frames name another chunk id
   std::atomic<int> answer_as_other_instance{0};
@@ -71,6 +72,7 @@ class FakeDaemon final : public v1::MemoryService::Service {
   std::vector<v1::ReportFaultRequest> faults() const;
   std::set<std::uint64_t> request_ids() const;
   std::size_t sessions() const;
+  std::size_t leases() const;
   std::string device_uuid(std::size_t index = 0) const;
   std::string other_uuid() const { return "GPU-00000000-0000-0000-0000-00000000dead"; }
 
@@ -129,6 +131,7 @@ class FakeDaemon final : public v1::MemoryService::Service {
   std::vector<wire::MappingBody> mappings_ GPUMEM_GUARDED_BY(mu_);
   std::vector<v1::ReportFaultRequest> faults_ GPUMEM_GUARDED_BY(mu_);
   std::set<std::uint64_t> request_ids_ GPUMEM_GUARDED_BY(mu_);
+  std::map<std::uint64_t, std::string> answers_ GPUMEM_GUARDED_BY(mu_);  // to grants, by request id
   std::atomic<bool> stopping_{false};
 };
 
