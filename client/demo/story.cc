@@ -267,9 +267,10 @@ class Story {
     for (const Json& device : Rows(status, "devices")) devices_.push_back(TextOf(device, "uuid"));
     const bool good = !daemon_->ended && !status.is_null() && ready(status);
     report_.Set("devices", devices_.size());
-    if (!Check(good, "gpumemd answers: driver " + TextOf(status, "driver") + ", " +
-                         Count(devices_.size(), "device", "devices") + " healthy, the keeper connected (" +
-                         Milliseconds(Ms(Clock::now() - start)) + ")")) {
+    const std::string answer = TextOf(status, "driver") + ", " + Count(devices_.size(), "device", "devices");
+    if (!Check(good, good ? "gpumemd answers: driver " + answer + " healthy, the keeper connected (" +
+                                Milliseconds(Ms(Clock::now() - start)) + ")"
+                          : "gpumemd answers, with every device healthy and the keeper connected")) {
       return false;
     }
     events_ = Start("events", Program("memctl"), {"events", "--json"}, Stage::Reads::kOutput);

@@ -268,7 +268,7 @@ TEST(SafetensorsHeaderTest, BrokenHeadersNeverPassAndNeverCrash) {
   ASSERT_EQ(Parse(good, 11), "");
   for (std::size_t cut = 0; cut < good.size(); ++cut) EXPECT_NE(Parse(good.substr(0, cut), 11), "");
   std::mt19937 random(11);
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 5000; ++i) {
     std::string bad = good;
     for (int edits = 1 + static_cast<int>(random() % 3); edits > 0; --edits) {
       bad[random() % bad.size()] = static_cast<char>(random());
