@@ -1,10 +1,19 @@
 #include "base/closing_thread.h"
 
+#include <system_error>
 #include <utility>
 
 namespace gpumem {
 
 ClosingThread::ClosingThread() : thread_([this] { Run(); }) {}
+
+std::unique_ptr<ClosingThread> ClosingThread::TryStart() {
+  try {
+    return std::make_unique<ClosingThread>();
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+}
 
 ClosingThread::~ClosingThread() {
   {

@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <functional>
+#include <memory>
 #include <thread>
 
 #include "base/mutex.h"
@@ -17,7 +18,10 @@ namespace gpumem {
 // Thread-safe.
 class ClosingThread {
  public:
+  // Throws std::system_error when the kernel has no thread left: for start-up, where that ends the process.
   ClosingThread();
+  // nullptr in that case.
+  static std::unique_ptr<ClosingThread> TryStart();
   // Closes everything that was handed over, then ends: this waits for the driver.
   ~ClosingThread();
   ClosingThread(const ClosingThread&) = delete;

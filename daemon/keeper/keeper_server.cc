@@ -203,10 +203,15 @@ void KeeperServer::OnHello(std::uint64_t connection, std::uint64_t request, cons
                    options_.max_entries, " handles"));
 }
 
-ClosingThread* KeeperServer::CloserOf(const WireEntry& entry) {
-  const auto [it, is_new] = closers_.try_emplace(DeviceOf(entry));
-  if (is_new) it->second = std::make_unique<ClosingThread>();
-  return it->second.get();
+// Starts the device's closing thread with its first entry, so that a Del never lacks one.
+bool KeeperServer::HasCloser(const WireEntry& entry) {
+  const DeviceUuid device = DeviceOf(entry);
+  if (closers_.contains(device)) return true;
+  if (closers_.size() >= kMaxDevices) return false;
+  std::unique_ptr<ClosingThread> closer = ClosingThread::TryStart();
+  if (!closer) return false;
+  closers_.emplace(device, std::move(closer));
+  return true;
 }
 
 void KeeperServer::OnPut(std::uint64_t connection, std::uint64_t request, const WireEntry& entry, UniqueFd fd) {
@@ -222,9 +227,10 @@ void KeeperServer::OnPut(std::uint64_t connection, std::uint64_t request, const 
   } else if (entries_.size() >= options_.max_entries) {
     reason = Reason::DESCRIPTORS;
     why = absl::StrCat("the keeper holds ", entries_.size(), " handles, its most; raise its LimitNOFILE");
-  } else if (!closers_.contains(DeviceOf(entry)) && closers_.size() >= kMaxDevices) {
+  } else if (!HasCloser(entry)) {
     reason = Reason::LIMIT;
-    why = absl::StrCat("the keeper holds handles of ", kMaxDevices, " devices, its most");
+    why = absl::StrCat("the keeper cannot start a thread for another device; it has ", closers_.size(), " of at most ",
+                       kMaxDevices);
   }
   if (why.empty()) {
     ++activity_;
@@ -232,12 +238,10 @@ void KeeperServer::OnPut(std::uint64_t connection, std::uint64_t request, const 
     kept.wire = entry;
     kept.fd = std::move(fd);
     entries_.emplace(NameOf(entry.name), std::move(kept));
-    CloserOf(entry);
     return Answer(connection, KeeperFrame::kDone, request, 0, "");
   }
-  // The front still has its own copy, unless it died: so even this close may be the last. Any closer will do.
-  if (closers_.empty()) CloserOf(entry);
-  closers_.begin()->second->Close(std::move(fd));
+  // The front still has its own copy, unless it died: so even this close may be the last.
+  refused_.Close(std::move(fd));
   Answer(connection, KeeperFrame::kDone, request, Number(reason), why);
 }
 
@@ -259,11 +263,12 @@ void KeeperServer::OnDel(std::uint64_t connection, std::uint64_t request, const 
   Entry& entry = it->second;
   entry.waiters.push_back(Waiter{connection, request});
   if (!entry.fd) return;  // being closed already; the same end answers both
-  CloserOf(entry.wire)->Close(std::move(entry.fd), [this, key = it->first, alive = std::weak_ptr<bool>(alive_)] {
-    options_.loop->Post([this, key, alive] {
-      if (!alive.expired()) OnClosed(key);
-    });
-  });
+  closers_.at(DeviceOf(entry.wire))
+      ->Close(std::move(entry.fd), [this, key = it->first, alive = std::weak_ptr<bool>(alive_)] {
+        options_.loop->Post([this, key, alive] {
+          if (!alive.expired()) OnClosed(key);
+        });
+      });
 }
 
 void KeeperServer::OnClosed(const Name& name) {

@@ -74,7 +74,7 @@ class KeeperServer {
   void Answer(std::uint64_t connection, KeeperFrame type, std::uint64_t request, std::uint32_t reason,
               const std::string& message, int fd = -1);
   void Drop(std::uint64_t connection, const std::string& why);
-  ClosingThread* CloserOf(const WireEntry& entry);
+  bool HasCloser(const WireEntry& entry);
   void CheckIdleAfter(std::chrono::milliseconds grace);
   void Log(const std::string& message) const;
 
@@ -85,7 +85,8 @@ class KeeperServer {
   std::map<Name, Entry> entries_;
   std::uint64_t activity_ = 0;  // changes with each connection and entry, so that a timer knows whether all was quiet
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  // Last: destroyed first, while what its threads post to is still there.
+  // Last: destroyed first, while what their threads post to is still there.
+  ClosingThread refused_;  // closes what was not kept
   std::map<DeviceUuid, std::unique_ptr<ClosingThread>> closers_;
 };
 

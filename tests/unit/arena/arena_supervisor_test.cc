@@ -55,6 +55,8 @@ class ArenaSupervisorTest : public ::testing::Test {
     options.libcuda = kSimCuda;
     options.environment = {{"SIMCUDA_DIR", dir_ + "/sim"}};
     options.restart_first = std::chrono::milliseconds(5);
+    // A sanitizer's work at exit must not be cut short, however slow the machine is.
+    options.end_grace = std::chrono::minutes(5);
     options.on_ready = [this](const DeviceUuid& device, const ArenaInfo& info) {
       journal_.push_back("ready");
       ready_[device] = info;

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -83,6 +84,11 @@ class KeeperTest : public ::testing::Test {
     EXPECT_EQ(Spawn(spawn, &keeper), 0);
     keepers_.push_back(std::move(keeper));
     return keepers_.back();
+  }
+  // What the keepers said.
+  std::string LogText() const {
+    std::ifstream file(dir_ + "/log");
+    return {std::istreambuf_iterator<char>(file), {}};
   }
   // How it ended. Waits for it; a keeper whose end was waited for before says "".
   static std::string WaitForEnd(const ChildProcess& keeper) {

@@ -6,8 +6,6 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
-#include <fstream>
-
 #include "base/seqpacket.h"
 #include "daemon/core/reasons.h"
 #include "daemon/keeper/keeper_wire.h"
@@ -19,10 +17,6 @@ namespace {
 
 class KeeperProcessTest : public KeeperTest {
  protected:
-  std::string LogText() const {
-    std::ifstream file(dir_ + "/log");
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
   // A raw connection to a keeper that is up.
   UniqueFd RawConnection() {
     sockaddr_un address;
