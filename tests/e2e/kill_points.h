@@ -5,7 +5,7 @@
 // point kills the worker (SIGKILL) exactly there. A point that was listed and not reached fails the test.
 //
 // Killing after call n is killing before call n+1: what lies between changes nothing outside the process. Calls whose
-// number depends on timing (poll, futex, reads of a byte stream) are not counted, or the list would not be stable.
+// number depends on timing alone (poll, futex, reads of a byte stream) are not counted.
 #ifndef GPUMEM_TESTS_E2E_KILL_POINTS_H_
 #define GPUMEM_TESTS_E2E_KILL_POINTS_H_
 

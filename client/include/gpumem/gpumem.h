@@ -277,7 +277,8 @@ typedef struct gpumem_event {
 /* A descriptor that is readable when gpumem_next_event has something, for the application's own poll loop. Owned by the
  * client. The first call subscribes. Negative on failure. */
 GPUMEM_API int gpumem_event_fd(gpumem_client* client, gpumem_status* status);
-/* Never blocks. An error is given once when the daemon refuses the subscription; gpumem_event_fd then tries again. *got is 1 when *event was filled, 0 when there is nothing now. */
+/* Never blocks. An error is given once when the daemon refuses the subscription; gpumem_event_fd then tries again. *got
+ * is 1 when *event was filled, 0 when there is nothing now. */
 GPUMEM_API gpumem_reason gpumem_next_event(gpumem_client* client, gpumem_event* event, int32_t* got,
                                            gpumem_status* status);
 
