@@ -551,7 +551,7 @@ TEST_F(ClientTest, ForksWhileThreadsCall) {
     });
   }
   int wrong = 0;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 10; ++i) {
     wrong += InChild([&] { return client_.RegisterHolder("x", Role::kOther).status().reason() == GPUMEM_FORKED; }) != 1;
   }
   stop = true;
@@ -595,7 +595,9 @@ TEST_F(ClientDeathTest, AfterAFatalErrorNothingIsAskedOfTheDriver) {
         auto lease = Allocate(2);
         const int result = FaultAndReport(&client_, &*lease, &daemon_);
         // What was mapped is still there: its end is the process's.
-        ::_exit(result != 0 ? result : Physical() == 2 * kChunk ? 0 : 9);
+        const int code = result != 0 ? result : Physical() == 2 * kChunk ? 0 : 9;
+        TempDir::RemoveAll();
+        ::_exit(code);
       },
       testing::ExitedWithCode(0), "");
 }
@@ -612,6 +614,7 @@ TEST_F(ClientDeathTest, ReportingAFaultIsEnough) {
         good = good && client_.NextEvent().status().reason() == GPUMEM_CUDA_FATAL;
         client_.Close();
         good = good && Physical() == 2 * kChunk;
+        TempDir::RemoveAll();
         ::_exit(good ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");

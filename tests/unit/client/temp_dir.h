@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <string>
 
 namespace gpumem::client_test {
@@ -13,16 +14,32 @@ class TempDir {
   TempDir() {
     char name[] = "/tmp/gpumem-client-XXXXXX";
     path_ = ::mkdtemp(name) != nullptr ? name : "";
+    All().insert(path_);
   }
   ~TempDir() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+    Remove(path_);
+    All().erase(path_);
   }
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
   const std::string& path() const { return path_; }
 
+  // For a process that leaves by _exit.
+  static void RemoveAll() {
+    for (const std::string& path : All()) Remove(path);
+  }
+
  private:
+  // Main thread only. Never destroyed: directories of static objects go after it.
+  static std::set<std::string>& All() {
+    static auto* const all = new std::set<std::string>;
+    return *all;
+  }
+  static void Remove(const std::string& path) {
+    std::error_code ignored;
+    if (!path.empty()) std::filesystem::remove_all(path, ignored);
+  }
+
   std::string path_;
 };
 
