@@ -27,16 +27,10 @@ using gpumem::UniqueFd;
 constexpr std::size_t kPage = 4096;
 
 // One lock for all stores of the process, inside which the device's flock is taken: flock(2) does not exclude threads
-// that share a descriptor. It is held across fork(2), so that a child never inherits a device lock that is held.
+// that share a descriptor.
 Mutex& ProcessLock() {
   static Mutex* const mutex = new Mutex;
   return *mutex;
-}
-void BeforeFork() GPUMEM_NO_THREAD_SAFETY_ANALYSIS { ProcessLock().Lock(); }
-void AfterFork() GPUMEM_NO_THREAD_SAFETY_ANALYSIS { ProcessLock().Unlock(); }
-void HoldLockAcrossForks() {
-  static const int once = pthread_atfork(BeforeFork, AfterFork, AfterFork);
-  (void)once;
 }
 
 std::string Hex(std::uint64_t id) {
@@ -103,6 +97,32 @@ class GPUMEM_SCOPED_CAPABILITY DeviceStore::Locked {
   const int fd_;
 };
 
+// A forked child shares its parent's open file descriptions: were the device's lock one of them, a parent that is
+// killed while it holds the lock would leave it with the child for ever. So the lock is not held across fork(2), and a
+// child opens its own at once.
+struct DeviceStore::Forks {
+  static std::vector<DeviceStore*>& Stores() GPUMEM_REQUIRES(ProcessLock()) {
+    static auto* const stores = new std::vector<DeviceStore*>;
+    return *stores;
+  }
+  static void Before() GPUMEM_NO_THREAD_SAFETY_ANALYSIS { ProcessLock().Lock(); }
+  static void InParent() GPUMEM_NO_THREAD_SAFETY_ANALYSIS { ProcessLock().Unlock(); }
+  static void InChild() GPUMEM_NO_THREAD_SAFETY_ANALYSIS {
+    for (DeviceStore* const store : Stores()) store->OpenLock();
+    ProcessLock().Unlock();
+  }
+  static void Add(DeviceStore* store) {
+    static const int once = pthread_atfork(Before, InParent, InChild);
+    (void)once;
+    const gpumem::MutexLock lock(&ProcessLock());
+    Stores().push_back(store);
+  }
+  static void Remove(DeviceStore* store) {
+    const gpumem::MutexLock lock(&ProcessLock());
+    Stores().erase(std::remove(Stores().begin(), Stores().end(), store), Stores().end());
+  }
+};
+
 Object::~Object() {
   ::munmap(data_, bytes_);
   store_.Collect(id_, bytes_);
@@ -118,7 +138,6 @@ Presence::~Presence() {
 }
 
 std::unique_ptr<DeviceStore> DeviceStore::Open(const std::string& dir, const DeviceConfig& config, std::string* error) {
-  HoldLockAcrossForks();
   const std::string path = dir + "/" + config.uuid.ToString();
   const auto failed = [&](const char* what) {
     *error = std::string("cannot open ") + what + " of simulated device '" + path + "': " + std::strerror(errno);
@@ -127,17 +146,23 @@ std::unique_ptr<DeviceStore> DeviceStore::Open(const std::string& dir, const Dev
   std::unique_ptr<DeviceStore> store(new DeviceStore(config));
   store->directory_.reset(::open(path.c_str(), O_DIRECTORY | O_RDONLY | O_CLOEXEC));
   if (!store->directory_.valid()) return failed("the directory");
-  store->lock_.reset(::openat(store->directory_.get(), "lock", O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!store->lock_.valid()) return failed("the lock");
+  if (!store->OpenLock()) return failed("the lock");
   const UniqueFd bound(::openat(store->directory_.get(), "bound", O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!bound.valid() || ::ftruncate(bound.get(), kPage) != 0) return failed("the bound");
   void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, bound.get(), 0);
   if (page == MAP_FAILED) return failed("the bound");
   store->bound_ = static_cast<Bound*>(page);
+  Forks::Add(store.get());
   return store;
 }
 
+bool DeviceStore::OpenLock() {
+  lock_.reset(::openat(directory_.get(), "lock", O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  return lock_.valid();
+}
+
 DeviceStore::~DeviceStore() {
+  Forks::Remove(this);
   if (bound_ != nullptr) ::munmap(bound_, kPage);
 }
 

@@ -127,6 +127,7 @@ class DeviceStore {
   friend class Object;
   friend class Presence;
   class Locked;
+  struct Forks;
   struct Bound;
   enum class Life { kAlive, kDead, kUnknown };
 
@@ -139,6 +140,7 @@ class DeviceStore {
   std::vector<std::string> List(const std::string& path, const char* prefix) const;
   void Collect(std::uint64_t id, std::uint64_t bytes);
   std::uint64_t NextId();
+  bool OpenLock();
 
   const DeviceConfig config_;
   gpumem::UniqueFd directory_;

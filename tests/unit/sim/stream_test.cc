@@ -115,22 +115,26 @@ TEST_F(StreamTest, WorkIsAsynchronousAndInOrder) {
   });
 }
 
-TEST_F(StreamTest, TheDefaultStreamWaitsForBlockingStreams) {
+TEST_F(StreamTest, TheDefaultStreamAndBlockingStreamsWaitForEachOther) {
   InChild([&] {
     Gpu gpu;
     OwnKernels own(gpu);
     Mapped mapped = CreateMapped(gpu, 2 * kMiB);
     const CUstream blocking = NewStream(gpu, CU_STREAM_DEFAULT);
     const CUstream later = NewStream(gpu, CU_STREAM_DEFAULT);
+    // Each writes the same word: the last value tells the order.
     EXPECT_EQ(own.LaunchWait(gpu, blocking), CUDA_SUCCESS);
-    EXPECT_EQ(gpu->MemsetD32Async(mapped.address(), 1, 1, nullptr), CUDA_SUCCESS);
-    EXPECT_EQ(gpu->MemsetD32Async(mapped.address() + 4, 2, 1, later), CUDA_SUCCESS);
+    EXPECT_EQ(gpu->MemsetD32Async(mapped.address(), 1, 1, blocking), CUDA_SUCCESS);
+    EXPECT_EQ(gpu->MemsetD32Async(mapped.address(), 2, 1, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(gpu->MemcpyDtoDAsync(mapped.address() + 64, mapped.address(), 4, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(gpu->MemsetD32Async(mapped.address(), 3, 1, later), CUDA_SUCCESS);
+    ::usleep(20000);  // for what does not wait, to be early
     EXPECT_EQ(gpu->StreamQuery(later), CUDA_ERROR_NOT_READY);
     EXPECT_EQ(gpu->StreamQuery(nullptr), CUDA_ERROR_NOT_READY);
     g_go = true;
     EXPECT_EQ(gpu->CtxSynchronize(), CUDA_SUCCESS);
-    EXPECT_EQ(Word(gpu, mapped.address()), 1u);
-    EXPECT_EQ(Word(gpu, mapped.address() + 4), 2u);
+    EXPECT_EQ(Word(gpu, mapped.address() + 64), 2u);
+    EXPECT_EQ(Word(gpu, mapped.address()), 3u);
   });
 }
 
@@ -258,6 +262,33 @@ TEST_F(StreamTest, AStoreThroughAReadOnlyMappingIsStickyAndHarmsNobodyElse) {
   });
   Send(peer.socket());
   EXPECT_EQ(peer.Wait(), 0);
+}
+
+TEST_F(StreamTest, NothingRunsAfterAFault) {
+  Child faulting([&](int socket) {
+    Gpu gpu;
+    OwnKernels own(gpu);
+    Mapped mapped = CreateMapped(gpu, 2 * kMiB);
+    gpumem::UniqueFd fd;
+    EXPECT_EQ(mapped.handle.Export(&fd), CUDA_SUCCESS);
+    Send(socket, fd.get());
+    std::unique_ptr<Kernels> kernels;
+    ASSERT_EQ(Kernels::Load(*gpu, &kernels), CUDA_SUCCESS);
+    EXPECT_EQ(own.LaunchWait(gpu, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(kernels->Store(nullptr, 0x1000, 1), CUDA_SUCCESS);
+    EXPECT_EQ(gpu->MemsetD32Async(mapped.address(), 1, 1, nullptr), CUDA_SUCCESS);  // queued behind it
+    g_go = true;
+    EXPECT_EQ(gpu->CtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
+  });
+  gpumem::UniqueFd fd = Receive(faulting.socket());
+  EXPECT_EQ(faulting.Wait(), 0);
+  InChild([&] {
+    Gpu gpu;
+    gpumem::cuda::PhysicalHandle handle;
+    ASSERT_EQ(gpumem::cuda::PhysicalHandle::Import(*gpu, fd.get(), 2 * kMiB, &handle), CUDA_SUCCESS);
+    Mapped mapped = MapHandle(gpu, std::move(handle));
+    EXPECT_EQ(Word(gpu, mapped.address()), 0u);
+  });
 }
 
 TEST_F(StreamTest, OtherWaysToBecomeSticky) {

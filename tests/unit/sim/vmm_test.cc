@@ -158,17 +158,17 @@ TEST_F(VmmTest, ReserveChecksItsArguments) {
 TEST_F(VmmTest, HintsAreHonouredWhenFreeAndElsewhereOtherwise) {
   InChild([&] {
     Gpu gpu(false);
-    AddressRange first;
-    ASSERT_EQ(AddressRange::Reserve(*gpu, 64 * kMiB, 0, 0, &first), CUDA_SUCCESS);
-    const CUdeviceptr address = first.address();
-    AddressRange second;
-    EXPECT_EQ(AddressRange::Reserve(*gpu, 64 * kMiB, 0, address, &second), CUDA_SUCCESS);
-    EXPECT_NE(second.address(), address);
-    EXPECT_NE(second.address(), 0u);
-    EXPECT_EQ(first.Free(), CUDA_SUCCESS);
-    AddressRange third;
-    EXPECT_EQ(AddressRange::Reserve(*gpu, 64 * kMiB, 0, address, &third), CUDA_SUCCESS);
-    EXPECT_EQ(third.address(), address);
+    AddressRange space;
+    ASSERT_EQ(AddressRange::Reserve(*gpu, kGiB, 0, 0, &space), CUDA_SUCCESS);
+    const CUdeviceptr hint = space.address() + kGiB / 2;  // in the middle: nothing is put there by chance
+    AddressRange elsewhere;
+    EXPECT_EQ(AddressRange::Reserve(*gpu, 64 * kMiB, 0, hint, &elsewhere), CUDA_SUCCESS);
+    EXPECT_NE(elsewhere.address(), hint);
+    EXPECT_NE(elsewhere.address(), 0u);
+    EXPECT_EQ(space.Free(), CUDA_SUCCESS);
+    AddressRange there;
+    EXPECT_EQ(AddressRange::Reserve(*gpu, 64 * kMiB, 0, hint, &there), CUDA_SUCCESS);
+    EXPECT_EQ(there.address(), hint);
   });
 }
 
