@@ -329,6 +329,36 @@ TEST_F(SegmentsTest, AVersionIsNeverGivenTwice) {
   EXPECT_EQ(books.Segments("")[0].name, "other@1");
 }
 
+// What books with real devices cannot reach: a total that would pass 64 bits stops the call and nothing else.
+TEST(HugeBooks, ATotalThatWouldPass64BitsChangesNothing) {
+  Books books(Limits{}, 1);
+  const Bytes half(std::uint64_t{1} << 63);
+  Transitions moves;
+  ASSERT_TRUE(books.AddAuthority({Uuid(1), "", half, Bytes(0), half}).ok());
+  ASSERT_TRUE(books.SetDeviceState(Uuid(1), DeviceState::kHealthy, "").ok());
+  const SessionId builder = books.OpenSession({}, At(0)).value();
+  const HolderId holder = books.RegisterHolder(builder, "h", Role::kWeights).value();
+  const auto lease = books.Reserve(builder, holder, LeaseKind::kSegment, "w", {{Uuid(1), half, 1}}, At(0), &moves);
+  ASSERT_TRUE(lease.ok()) << lease.status();
+  ASSERT_TRUE(books.Created(lease->chunks[0].chunk, &moves).ok());
+  ASSERT_TRUE(books.Kept(lease->chunks[0].chunk).ok());
+  ASSERT_TRUE(books.Seal(builder, lease->lease, {Outcome::kUnmapped}, {}, At(0), &moves).ok());
+  ASSERT_TRUE(books.Attach(builder, holder, "w").ok());
+  ASSERT_TRUE(books.SetMapped(builder, lease->lease, 0, 1, Access::kReadOnly).ok());
+  const SessionId reader = books.OpenSession({}, At(0)).value();
+  ASSERT_TRUE(books.Attach(reader, books.RegisterHolder(reader, "h", Role::kWeights).value(), "w").ok());
+  const std::string before = Picture(books);
+  for (int i = 0; i < 2; ++i) {  // the refused plan leaves no trace for the next
+    const absl::Status status = books.SetMapped(reader, lease->lease, 0, 1, Access::kReadOnly);
+    EXPECT_EQ(ReasonOf(status), Reason::INTERNAL);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("mapped read-only"));
+    EXPECT_EQ(Picture(books), before);
+  }
+  EXPECT_TRUE(books.SetMapped(builder, lease->lease, 0, 1, Access::kNone).ok());
+  EXPECT_TRUE(books.SetMapped(reader, lease->lease, 0, 1, Access::kReadOnly).ok());
+  EXPECT_TRUE(books.Verify().ok());
+}
+
 // --- the keeper is lost -------------------------------------------------------------------------------------------
 
 TEST_F(SegmentsTest, WithoutReadersALostSegmentsChargeEndsAtOnce) {

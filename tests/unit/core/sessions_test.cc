@@ -228,6 +228,17 @@ TEST_F(SessionsTest, AReleaseInProgressIsNotQuarantinedByAFence) {
   EXPECT_FALSE(books.Exists(session));
 }
 
+TEST_F(SessionsTest, WhatAReleaseListedForTheArenaIsNotListedAgainAtTheEnd) {
+  const SessionId session = Open();
+  const Reservation lease = Grant(session, Specs());
+  const auto work = books.Release(session, lease.lease, {Outcome::kUnknown}, At(4), &moves);
+  ASSERT_TRUE(work.ok());
+  EXPECT_THAT(work->close_at_arena, ElementsAre(lease.chunks[0].chunk));
+  EXPECT_THAT(End(session).work.close_at_arena, IsEmpty());
+  Ok(books.DropArenaReference(lease.chunks[0].chunk, Evidence::kArenaClosed, At(9), &moves));
+  EXPECT_FALSE(books.Exists(session));
+}
+
 TEST_F(SessionsTest, HolderNamesAndRolesAreChecked) {
   const SessionId session = Open();
   for (const std::string& name : {std::string(), std::string("a\nb"), std::string("\x7f"), std::string("ä"),
