@@ -323,6 +323,8 @@ void Front::MakePorts(session::ListeningSocket handles) {
   keeper.socket_path = config_.keeper_socket_path();
   keeper.instance = options_.instance;
   keeper.spawn = config_.keeper == "spawn";
+  // A keeper of ours outlives this process, so it must not hold on to our terminal or pipe.
+  keeper.keeper_log = keeper.socket_path.substr(0, keeper.socket_path.rfind('/') + 1) + "keeper.log";
   keeper.on_ready = [this](const std::vector<manager::KeptEntry>& held) {
     manager_->OnKeeperReady(held);
     waiting_for_keeper_ = false;
