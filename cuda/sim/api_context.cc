@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/cuda_api.h"
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/process.h"
 #include "cuda/sim/streams.h"
 
@@ -90,6 +91,11 @@ CUcontext Current() {
 
 }  // namespace
 
+int CurrentOrdinal() {
+  const auto context = Current() != nullptr ? Contexts().Find(Current()) : nullptr;
+  return context != nullptr ? context->device() : kAnyDevice;
+}
+
 CUresult EnterContext(Call* call) {
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
@@ -135,6 +141,7 @@ using simcuda::ThisThread;
 extern "C" {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxRetain, device);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -144,6 +151,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxRelease, device);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -157,6 +165,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxGetState, device);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -167,6 +176,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* a
 }
 
 CUresult cuCtxSetCurrent(CUcontext context) {
+  SIMCUDA_CALL(cuCtxSetCurrent);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (context != nullptr && Contexts().Find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -177,6 +187,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* context) {
+  SIMCUDA_CALL(cuCtxGetCurrent);
   CUresult result = CUDA_SUCCESS;
   if (Process::EnterForQuery(&result) == nullptr) return result;
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -185,6 +196,7 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  SIMCUDA_CALL(cuCtxPushCurrent);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (context == nullptr || Contexts().Find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -193,6 +205,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  SIMCUDA_CALL(cuCtxPopCurrent);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   auto& contexts = ThisThread().contexts;
@@ -203,6 +216,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext* context) {
 }
 
 CUresult cuCtxGetDevice(CUdevice* device) {
+  SIMCUDA_CALL(cuCtxGetDevice);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -212,6 +226,7 @@ CUresult cuCtxGetDevice(CUdevice* device) {
 }
 
 CUresult cuCtxSynchronize(void) {
+  SIMCUDA_CALL(cuCtxSynchronize);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -220,6 +235,7 @@ CUresult cuCtxSynchronize(void) {
 }
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  SIMCUDA_CALL(cuMemGetInfo);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -232,6 +248,7 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 }
 
 CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
+  SIMCUDA_CALL(cuStreamCreate);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -246,9 +263,13 @@ CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) { return cuStreamCreate(stream, flags); }
+CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) {
+  SIMCUDA_CALL(cuStreamCreateWithPriority);
+  return cuStreamCreate(stream, flags);
+}
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
+  SIMCUDA_CALL(cuStreamDestroy);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -259,6 +280,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
+  SIMCUDA_CALL(cuStreamSynchronize);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -268,6 +290,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
 }
 
 CUresult cuStreamQuery(CUstream stream) {
+  SIMCUDA_CALL(cuStreamQuery);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -277,6 +300,7 @@ CUresult cuStreamQuery(CUstream stream) {
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+  SIMCUDA_CALL(cuStreamWaitEvent);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -294,6 +318,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
 
 // Nothing is ever captured here: the simulation has no graphs.
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  SIMCUDA_CALL(cuStreamIsCapturing);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -303,6 +328,7 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  SIMCUDA_CALL(cuThreadExchangeStreamCaptureMode);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (mode == nullptr || static_cast<int>(*mode) < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
@@ -313,6 +339,7 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned int flags) {
+  SIMCUDA_CALL(cuEventCreate);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -324,6 +351,7 @@ CUresult cuEventCreate(CUevent* event, unsigned int flags) {
 }
 
 CUresult cuEventDestroy_v2(CUevent event) {
+  SIMCUDA_CALL(cuEventDestroy);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -331,6 +359,7 @@ CUresult cuEventDestroy_v2(CUevent event) {
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
+  SIMCUDA_CALL(cuEventRecord);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -343,6 +372,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 }
 
 CUresult cuEventQuery(CUevent event) {
+  SIMCUDA_CALL(cuEventQuery);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -358,6 +388,7 @@ CUresult cuEventQuery(CUevent event) {
 }
 
 CUresult cuEventSynchronize(CUevent event) {
+  SIMCUDA_CALL(cuEventSynchronize);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;

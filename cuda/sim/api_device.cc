@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cuda/cuda_api.h"
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/process.h"
 
 using simcuda::Process;
@@ -42,7 +43,10 @@ int Attribute(CUdevice_attribute attribute, int machine_index) {
 
 extern "C" {
 
-CUresult cuInit(unsigned int flags) { return flags == 0 ? Process::Init() : CUDA_ERROR_INVALID_VALUE; }
+CUresult cuInit(unsigned int flags) {
+  SIMCUDA_CALL(cuInit);
+  return flags == 0 ? Process::Init() : CUDA_ERROR_INVALID_VALUE;
+}
 
 CUresult cuDriverGetVersion(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -81,6 +85,7 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
 }
 
 CUresult cuDeviceGetCount(int* count) {
+  SIMCUDA_CALL(cuDeviceGetCount);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -90,6 +95,7 @@ CUresult cuDeviceGetCount(int* count) {
 }
 
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  SIMCUDA_CALL(cuDeviceGet);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -100,6 +106,7 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 }
 
 CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceGetName, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -110,6 +117,7 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceGetUuid, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -121,6 +129,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceGetAttribute, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -131,6 +140,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceGetPCIBusId, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -143,6 +153,7 @@ CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
 }
 
 CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* id) {
+  SIMCUDA_CALL(cuDeviceGetByPCIBusId);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -158,6 +169,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* id) {
 }
 
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceTotalMem, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -168,6 +180,7 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
 }
 
 CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  SIMCUDA_CALL(cuDeviceCanAccessPeer);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "cuda/cuda_api.h"
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/device_memory.h"
 #include "cuda/sim/streams.h"
 
@@ -84,39 +85,50 @@ CUresult Set32(CUdeviceptr to, unsigned int value, size_t count, CUstream stream
 extern "C" {
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyHtoD);
   return HtoD(to, from, bytes, nullptr, When::kNow);
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyHtoDAsync);
   return HtoD(to, from, bytes, stream, When::kInStream);
 }
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyDtoH);
   return DtoH(to, from, bytes, nullptr, When::kNow);
 }
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyDtoHAsync);
   return DtoH(to, from, bytes, stream, When::kInStream);
 }
 // On hardware a copy on the device does not block the host; the simulation's does, which hides no mistake: it is
 // ordered in the default stream either way.
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyDtoD);
   return DtoD(to, from, bytes, nullptr, When::kNow);
 }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyDtoDAsync);
   return DtoD(to, from, bytes, stream, When::kInStream);
 }
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
+  SIMCUDA_CALL(cuMemsetD8);
   return Set8(to, value, count, nullptr, When::kNow);
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  SIMCUDA_CALL(cuMemsetD8Async);
   return Set8(to, value, count, stream, When::kInStream);
 }
 CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t count) {
+  SIMCUDA_CALL(cuMemsetD32);
   return Set32(to, value, count, nullptr, When::kNow);
 }
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream) {
+  SIMCUDA_CALL(cuMemsetD32Async);
   return Set32(to, value, count, stream, When::kInStream);
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+  SIMCUDA_CALL(cuMemAlloc);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -126,6 +138,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
 
 // Waits for all work first, as the driver does.
 CUresult cuMemFree_v2(CUdeviceptr address) {
+  SIMCUDA_CALL(cuMemFree);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -135,6 +148,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 }
 
 CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned int flags) {
+  SIMCUDA_CALL(cuMemHostAlloc);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -148,6 +162,7 @@ CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned int flags) {
 }
 
 CUresult cuMemFreeHost(void* memory) {
+  SIMCUDA_CALL(cuMemFreeHost);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;

@@ -7,7 +7,10 @@
 #include <vector>
 
 #include "cuda/cuda_api.h"
+#include "cuda/sim/api_call.h"
+#include "cuda/sim/dead_writer.h"
 #include "cuda/sim/device_memory.h"
+#include "cuda/sim/faults.h"
 #include "cuda/sim/kernels.h"
 #include "cuda/sim/streams.h"
 
@@ -61,6 +64,7 @@ std::shared_ptr<Launch> CopyParameters(const KernelEntry& entry, void** paramete
 extern "C" {
 
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  SIMCUDA_CALL(cuModuleLoadData);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -80,6 +84,7 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
 }
 
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  SIMCUDA_CALL(cuModuleGetFunction);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -103,6 +108,7 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
 }
 
 CUresult cuModuleUnload(CUmodule module) {
+  SIMCUDA_CALL(cuModuleUnload);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -112,6 +118,7 @@ CUresult cuModuleUnload(CUmodule module) {
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                         unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int, CUstream stream,
                         void** parameters, void** extra) {
+  SIMCUDA_CALL(cuLaunchKernel);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -131,9 +138,14 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
     launch->view.block[i] = sizes[i + 3];
   }
   DeviceMemory memory(call.process->vmm(), call.context->device());
-  call.context->Enqueue(call.stream, [launch, memory, kernel = found->kernel]() mutable {
+  call.context->Enqueue(call.stream, [launch, memory, kernel = found->kernel, process = call.process]() mutable {
     launch->view.device = &memory;
-    return static_cast<CUresult>(kernel(&launch->view));
+    const int ordinal = memory.device();
+    const gpumem::DeviceUuid& uuid = process->devices()[static_cast<size_t>(ordinal)].store->config().uuid;
+    const simcuda::DeadWriter dead_writer(process->vmm(), simcuda::CurrentSettings()->DeviceOf(uuid).dead_writes,
+                                          [&launch, kernel] { kernel(&launch->view); });
+    const CUresult passed = simcuda::PassWorkPoint("kernel", ordinal);
+    return passed == CUDA_SUCCESS ? static_cast<CUresult>(kernel(&launch->view)) : passed;
   });
   return CUDA_SUCCESS;
 }

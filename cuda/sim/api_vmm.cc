@@ -1,15 +1,37 @@
 // cuda/sim/api_vmm.cc: the virtual memory management entry points, as exported. None needs a context.
 #include "cuda/cuda_api.h"
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/process.h"
 
+using simcuda::kAnyDevice;
 using simcuda::Process;
+
+namespace {
+
+// The device that a call concerns.
+int OfHandle(CUmemGenericAllocationHandle handle) {
+  Process* const process = Process::IfInitialised();
+  return process != nullptr ? process->vmm().OrdinalOfHandle(handle) : kAnyDevice;
+}
+int At(CUdeviceptr address) {
+  Process* const process = Process::IfInitialised();
+  return process != nullptr ? process->vmm().OrdinalAt(address) : kAnyDevice;
+}
+int OfFd(void* shareable) {
+  Process* const process = Process::IfInitialised();
+  const auto fd = reinterpret_cast<uintptr_t>(shareable);
+  return process != nullptr && fd <= 0x7fffffff ? process->vmm().OrdinalOfFd(static_cast<int>(fd)) : kAnyDevice;
+}
+
+}  // namespace
 
 extern "C" {
 
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
                                        CUmemAllocationGranularity_flags option) {
+  SIMCUDA_CALL_ON(cuMemGetAllocationGranularity, prop != nullptr ? prop->location.id : kAnyDevice);
   CUresult result = CUDA_SUCCESS;
-  const Process* const process = Process::Enter(&result);
+  const Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   if (granularity == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
@@ -22,23 +44,26 @@ CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocatio
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* prop,
                      unsigned long long flags) {
+  SIMCUDA_CALL_ON(cuMemCreate, prop != nullptr ? prop->location.id : kAnyDevice);
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   if (handle == nullptr || prop == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Create(handle, bytes, *prop);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  SIMCUDA_CALL_ON(cuMemRelease, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   return process != nullptr ? process->vmm().Release(handle) : result;
 }
 
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
+  SIMCUDA_CALL_ON(cuMemExportToShareableHandle, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   if (shareable == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
@@ -48,8 +73,9 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
+  SIMCUDA_CALL_ON(cuMemImportFromShareableHandle, OfFd(shareable));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
   if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
@@ -59,15 +85,17 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  SIMCUDA_CALL_ON(cuMemGetAllocationPropertiesFromHandle, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   return prop != nullptr ? process->vmm().GetProperties(handle, prop) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  SIMCUDA_CALL_ON(cuMemRetainAllocationHandle, At(reinterpret_cast<uintptr_t>(address)));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Retain(reinterpret_cast<uintptr_t>(address), handle);
@@ -75,43 +103,49 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
 
 CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
+  SIMCUDA_CALL(cuMemAddressReserve);
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Reserve(address, bytes, alignment, hint);
 }
 
 CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+  SIMCUDA_CALL(cuMemAddressFree);
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   return process != nullptr ? process->vmm().Free(address, bytes) : result;
 }
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
+  SIMCUDA_CALL_ON(cuMemMap, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   if (offset != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Map(address, bytes, handle);
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  SIMCUDA_CALL_ON(cuMemUnmap, At(address));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   return process != nullptr ? process->vmm().Unmap(address, bytes) : result;
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* desc, size_t count) {
+  SIMCUDA_CALL_ON(cuMemSetAccess, At(address));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   return process != nullptr ? process->vmm().SetAccess(address, bytes, desc, count) : result;
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+  SIMCUDA_CALL_ON(cuMemGetAccess, At(address));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   if (flags == nullptr || location == nullptr || location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -120,8 +154,9 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  SIMCUDA_CALL_ON(cuMemGetAddressRange, At(address));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Process::EnterForVmm(&result);
   if (process == nullptr) return result;
   CUdeviceptr found = 0;
   uint64_t size = 0;

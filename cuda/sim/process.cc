@@ -8,6 +8,9 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cuda/sim/control.h"
+#include "cuda/sim/faults.h"
+
 namespace simcuda {
 namespace {
 
@@ -49,7 +52,11 @@ CUresult Process::Make(Process** out) {
   std::vector<DeviceStore*> hidden;
   for (const int index : visible) {
     DeviceStore* const store = process->stores_[static_cast<std::size_t>(index)].get();
-    process->devices_.push_back(VisibleDevice{store, index});
+    const DeviceSettings settings = CurrentSettings()->DeviceOf(store->config().uuid);
+    gpumem::UniqueFd node;
+    if (store->OpenNode(settings.persistence, &node) != DeviceStore::Outcome::kOk) return CUDA_ERROR_OPERATING_SYSTEM;
+    process->nodes_.push_back(std::move(node));
+    process->devices_.push_back(VisibleDevice{store, index, settings.life});
     shown.push_back(store);
   }
   for (const auto& store : process->stores_) {
@@ -73,6 +80,13 @@ CUresult Process::Init() {
   return result;
 }
 
+Process* Process::IfInitialised() { return g_process.load(std::memory_order_acquire); }
+bool Process::IsForkedChild() { return g_forked.load(std::memory_order_relaxed); }
+
+bool Process::IsOfEarlierLife(const VisibleDevice& device) const {
+  return CurrentSettings()->DeviceOf(device.store->config().uuid).life != device.life;
+}
+
 Process* Process::EnterForQuery(CUresult* result) {
   Process* const process = g_process.load(std::memory_order_acquire);
   if (process == nullptr || g_forked.load(std::memory_order_relaxed)) {
@@ -89,6 +103,20 @@ Process* Process::Enter(CUresult* result) {
   if (sticky == CUDA_SUCCESS) return process;
   *result = sticky;
   return nullptr;
+}
+
+Process* Process::EnterForVmm(CUresult* result) {
+  Process* const process = EnterForQuery(result);
+  if (process == nullptr || process->sticky() == CUDA_SUCCESS) return process;
+  const int answer = AnswerTo(Question::kStickyVmm);
+  if (answer == 0) return process;
+  *result = answer < 0 ? process->sticky() : static_cast<CUresult>(answer);
+  return nullptr;
+}
+
+void Process::ReportXid(int ordinal, std::uint32_t code) {
+  Control* const control = Control::OfProcess();
+  if (control != nullptr) control->PostXid(devices_[static_cast<std::size_t>(ordinal)].store->config().uuid, code);
 }
 
 void Process::Poison(CUresult error) {

@@ -1,12 +1,15 @@
 // cuda/sim/vmm.cc: see the header.
 #include "cuda/sim/vmm.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/checked.h"
+#include "cuda/sim/faults.h"
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -21,6 +24,8 @@ using Outcome = DeviceStore::Outcome;
 // Addresses come in steps of 2 MiB whatever the device's granularity, as on hardware.
 constexpr std::uint64_t kAddressUnit = std::uint64_t{2} << 20;
 
+CUresult Unknown(Question question) { return static_cast<CUresult>(AnswerTo(question)); }
+
 CUresult FromOutcome(Outcome outcome) {
   switch (outcome) {
     case Outcome::kOk:
@@ -28,8 +33,9 @@ CUresult FromOutcome(Outcome outcome) {
     case Outcome::kOutOfMemory:
       return CUDA_ERROR_OUT_OF_MEMORY;
     case Outcome::kNotOurs:
-      return CUDA_ERROR_INVALID_VALUE;
+      return Unknown(Question::kForeignFd);
     case Outcome::kNoFd:
+      return Unknown(Question::kExportNoFd);
     case Outcome::kSystem:
       return CUDA_ERROR_OPERATING_SYSTEM;
   }
@@ -42,17 +48,19 @@ CUresult CheckProp(const CUmemAllocationProp& prop, std::size_t devices) {
   if (prop.type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (prop.win32HandleMetaData != nullptr) return CUDA_ERROR_INVALID_VALUE;
   for (const unsigned char byte : prop.allocFlags.reserved) {
-    if (byte != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (byte != 0) return Unknown(Question::kReservedField);
   }
   if (prop.allocFlags.gpuDirectRDMACapable != 0) return CUDA_ERROR_NOT_SUPPORTED;  // as the attribute says
   const auto types = static_cast<unsigned>(prop.requestedHandleTypes);
-  if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return CUDA_ERROR_NOT_PERMITTED;  // no channel to a fabric
+  if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return Unknown(Question::kFabric);  // no channel to a fabric
   if ((types & ~static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) != 0) return CUDA_ERROR_NOT_SUPPORTED;
   if (prop.location.type == CU_MEM_LOCATION_TYPE_HOST || prop.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (prop.location.id < 0 || static_cast<std::size_t>(prop.location.id) >= devices) return CUDA_ERROR_INVALID_DEVICE;
+  if (prop.location.id < 0 || static_cast<std::size_t>(prop.location.id) >= devices) {
+    return Unknown(Question::kDeviceOutOfRange);
+  }
   return CUDA_SUCCESS;
 }
 
@@ -160,12 +168,15 @@ CUresult Vmm::Export(CUmemGenericAllocationHandle handle, int* fd) {
   {
     const MutexLock lock(&mu_);
     const Handle* const entry = FindHandle(handle);
-    if (entry == nullptr || entry->prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-      return CUDA_ERROR_INVALID_VALUE;
+    if (entry == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (entry->prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+      return Unknown(Question::kExportType);
     }
     object = entry->object;
   }
-  return FromOutcome(object->store().Export(*object, fd));
+  const Outcome outcome = object->store().Export(*object, fd);
+  if (outcome == Outcome::kOk && AnswerTo(Question::kExportCloexec) != 0) ::fcntl(*fd, F_SETFD, FD_CLOEXEC);
+  return FromOutcome(outcome);
 }
 
 CUresult Vmm::Import(int fd, CUmemGenericAllocationHandle* out) {
@@ -183,9 +194,39 @@ CUresult Vmm::Import(int fd, CUmemGenericAllocationHandle* out) {
     return CUDA_SUCCESS;
   }
   for (DeviceStore* const store : hidden_) {
-    if (store->Import(fd, &object) == Outcome::kOk) return CUDA_ERROR_INVALID_DEVICE;
+    if (!store->Owns(fd)) continue;
+    // Of another instance of the same GPU: the driver knows it, and refuses.
+    const auto& gpu = store->config().gpu;
+    for (const DeviceStore* const ours : visible_) {
+      if (gpu && ours->config().gpu == gpu) return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    return Unknown(Question::kHiddenDevice);
   }
-  return CUDA_ERROR_INVALID_VALUE;
+  return Unknown(Question::kForeignFd);
+}
+
+int Vmm::OrdinalOf(const DeviceStore* store) const {
+  const auto found = std::find(visible_.begin(), visible_.end(), store);
+  return found != visible_.end() ? static_cast<int>(found - visible_.begin()) : kNoOrdinal;
+}
+
+int Vmm::OrdinalOfHandle(CUmemGenericAllocationHandle handle) {
+  const MutexLock lock(&mu_);
+  const Handle* const entry = FindHandle(handle);
+  return entry != nullptr ? OrdinalOf(&entry->object->store()) : kNoOrdinal;
+}
+
+int Vmm::OrdinalAt(CUdeviceptr address) {
+  const MutexLock lock(&mu_);
+  const auto at = MappingAt(address);
+  return at != mappings_.end() ? OrdinalOf(&at->second.object->store()) : kNoOrdinal;
+}
+
+int Vmm::OrdinalOfFd(int fd) const {
+  for (const DeviceStore* const store : visible_) {
+    if (store->Owns(fd)) return OrdinalOf(store);
+  }
+  return kNoOrdinal;
 }
 
 CUresult Vmm::GetProperties(CUmemGenericAllocationHandle handle, CUmemAllocationProp* out) {
@@ -199,7 +240,7 @@ CUresult Vmm::GetProperties(CUmemGenericAllocationHandle handle, CUmemAllocation
 CUresult Vmm::Retain(CUdeviceptr address, CUmemGenericAllocationHandle* out) {
   const MutexLock lock(&mu_);
   const auto at = MappingAt(address);
-  if (at == mappings_.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (at == mappings_.end()) return Unknown(Question::kRetainUnmapped);
   // Also after the handle's last release: the mapping brings the same value back to life.
   Handle& entry = handles_[at->second.handle];
   if (entry.references == 0) {
@@ -212,10 +253,10 @@ CUresult Vmm::Retain(CUdeviceptr address, CUmemGenericAllocationHandle* out) {
 }
 
 CUresult Vmm::Reserve(CUdeviceptr* out, std::uint64_t bytes, std::uint64_t alignment, CUdeviceptr hint) {
-  if (bytes == 0 || bytes % kAddressUnit != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (alignment != 0 && !IsPowerOfTwo(alignment)) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0 || bytes % kAddressUnit != 0) return Unknown(Question::kUnalignedReserve);
+  if (alignment != 0 && !IsPowerOfTwo(alignment)) return Unknown(Question::kUnalignedReserve);
   alignment = std::max(alignment, kAddressUnit);
-  if (hint % alignment != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (hint % alignment != 0) return Unknown(Question::kUnalignedReserve);
   const CUdeviceptr address = ReserveAddresses(bytes, alignment, hint);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   const MutexLock lock(&mu_);
@@ -229,7 +270,7 @@ CUresult Vmm::Free(CUdeviceptr address, std::uint64_t bytes) {
     const MutexLock lock(&mu_);
     const auto found = reservations_.find(address);
     if (found == reservations_.end() || found->second != bytes) return CUDA_ERROR_INVALID_VALUE;
-    if (AnyMapping(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (AnyMapping(address, bytes)) return Unknown(Question::kFreeWhileMapped);
     reservations_.erase(found);
   }
   ::munmap(reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), bytes);
@@ -239,9 +280,11 @@ CUresult Vmm::Free(CUdeviceptr address, std::uint64_t bytes) {
 CUresult Vmm::Map(CUdeviceptr address, std::uint64_t bytes, CUmemGenericAllocationHandle handle) {
   const MutexLock lock(&mu_);
   const Handle* const entry = FindHandle(handle);
-  if (entry == nullptr || address == 0 || bytes != entry->object->bytes()) return CUDA_ERROR_INVALID_VALUE;
+  if (entry == nullptr || address == 0 || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes != entry->object->bytes()) return Unknown(Question::kMapSize);
   if (address % entry->object->store().config().granularity_bytes != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!InOneReservation(address, bytes) || AnyMapping(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!InOneReservation(address, bytes)) return Unknown(Question::kMapUnreserved);
+  if (AnyMapping(address, bytes)) return Unknown(Question::kMapOverMapped);
   Mapping& mapping = mappings_[address];
   mapping.bytes = bytes;
   mapping.handle = handle;
@@ -263,7 +306,8 @@ CUresult Vmm::Unmap(CUdeviceptr address, std::uint64_t bytes) {
 }
 
 CUresult Vmm::SetAccess(CUdeviceptr address, std::uint64_t bytes, const CUmemAccessDesc* desc, std::size_t count) {
-  if (desc == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (desc == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0) return Unknown(Question::kAccessCountZero);
   for (std::size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (desc[i].location.id < 0 || static_cast<std::size_t>(desc[i].location.id) >= visible_.size()) {
@@ -322,6 +366,11 @@ bool Vmm::Allows(CUdeviceptr address, std::uint64_t bytes, int device, Need need
     bytes -= piece.bytes;
   }
   return true;
+}
+
+pid_t Vmm::ForkUnlocked() {
+  const MutexLock lock(&mu_);
+  return ::fork();
 }
 
 CUresult Vmm::AllocateLinear(int device, std::uint64_t bytes, CUdeviceptr* out) {

@@ -371,7 +371,7 @@ TEST_F(MachineViewTest, ConfigsAreReadStrictly) {
   EXPECT_EQ(read("simcuda 1\n# a comment\ndevice " + uuid + " 4194304 2097152 Some name\n"), "");
   EXPECT_EQ(read("simcuda 2\n"), "line 1: expected 'simcuda 1'");
   EXPECT_EQ(read("simcuda 1\n"), "lists no device");
-  const std::string form = "expected 'device UUID CAPACITY_BYTES GRANULARITY_BYTES NAME'";
+  const std::string form = "expected 'device UUID CAPACITY_BYTES GRANULARITY_BYTES NAME' or 'mig UUID GPU_UUID …'";
   EXPECT_EQ(read("simcuda 1\ndevice " + uuid + " 4194304 2097152\n"), "line 2: " + form);
   EXPECT_EQ(read("simcuda 1\ndevice GPU-1 4194304 2097152 x\n"), "line 2: " + form);
   EXPECT_EQ(read("simcuda 1\ndevice " + uuid + " -1 2097152 x\n"), "line 2: " + form);
