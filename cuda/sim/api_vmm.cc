@@ -1,15 +1,28 @@
 // cuda/sim/api_vmm.cc: the virtual memory management entry points, as exported. None needs a context.
 #include "cuda/cuda_api.h"
+#include "cuda/sim/capture.h"
 #include "cuda/sim/process.h"
 
 using simcuda::Process;
+
+namespace {
+
+// The process, when neither its state nor a capture forbids the call.
+Process* Enter(CUresult* result) {
+  Process* const process = Process::Enter(result);
+  if (process == nullptr) return nullptr;
+  *result = simcuda::CheckVmmCall();
+  return *result == CUDA_SUCCESS ? process : nullptr;
+}
+
+}  // namespace
 
 extern "C" {
 
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
                                        CUmemAllocationGranularity_flags option) {
   CUresult result = CUDA_SUCCESS;
-  const Process* const process = Process::Enter(&result);
+  const Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (granularity == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
@@ -23,7 +36,7 @@ CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocatio
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* prop,
                      unsigned long long flags) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (handle == nullptr || prop == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Create(handle, bytes, *prop);
@@ -31,14 +44,14 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const C
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().Release(handle) : result;
 }
 
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (shareable == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
@@ -49,7 +62,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
   if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
@@ -60,14 +73,14 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   return prop != nullptr ? process->vmm().GetProperties(handle, prop) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Retain(reinterpret_cast<uintptr_t>(address), handle);
@@ -76,7 +89,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
 CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Reserve(address, bytes, alignment, hint);
@@ -84,14 +97,14 @@ CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignmen
 
 CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().Free(address, bytes) : result;
 }
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (offset != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Map(address, bytes, handle);
@@ -99,37 +112,24 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().Unmap(address, bytes) : result;
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* desc, size_t count) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().SetAccess(address, bytes, desc, count) : result;
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (flags == nullptr || location == nullptr || location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   return process->vmm().GetAccess(address, location->id, flags);
-}
-
-CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
-  CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
-  if (process == nullptr) return result;
-  CUdeviceptr found = 0;
-  uint64_t size = 0;
-  result = process->vmm().FindMapping(address, &found, &size);
-  if (result != CUDA_SUCCESS) return result;
-  if (base != nullptr) *base = found;
-  if (bytes != nullptr) *bytes = size;
-  return CUDA_SUCCESS;
 }
 
 }  // extern "C"
