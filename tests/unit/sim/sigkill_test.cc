@@ -1,0 +1,1 @@
+#include "tests/unit/sim/sim_machine.h"
