@@ -1,47 +1,50 @@
-// cuda/sim/api_context.cc: contexts, streams and events, as exported.
-#include <pthread.h>
-
+// cuda/sim/api_context.cc: contexts, as exported.
+#include <cstdlib>
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "cuda/cuda_api.h"
 #include "cuda/sim/api_call.h"
+#include "cuda/sim/capture.h"
+#include "cuda/sim/plain_memory.h"
 #include "cuda/sim/process.h"
+#include "cuda/sim/sim_api.h"
 #include "cuda/sim/streams.h"
+#include "cuda/sim/thread_state.h"
 
 namespace simcuda {
 namespace {
 
-struct ThreadState {
-  std::vector<CUcontext> contexts;  // that this thread pushed; the last one is current
-  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-};
+constexpr unsigned kScheduleMask = 7;  // CU_CTX_SCHED_MASK: one of automatic, spin, yield, blocking
+constexpr unsigned kAllFlags = 0xff;   // CU_CTX_FLAGS_MASK
+constexpr unsigned kApiVersion = 3020;
 
-// A key and not thread_local: the C library frees the thread-local storage of a library that was loaded at run time on
-// whichever thread takes over the stack, which the thread sanitizer reports as a race.
-ThreadState& ThisThread() {
-  static const pthread_key_t key = [] {
-    pthread_key_t made = 0;
-    pthread_key_create(&made, [](void* state) { delete static_cast<ThreadState*>(state); });
-    return made;
-  }();
-  auto* state = static_cast<ThreadState*>(pthread_getspecific(key));
-  if (state == nullptr) {
-    state = new ThreadState;
-    pthread_setspecific(key, state);
-  }
-  return *state;
+bool AreFlags(unsigned flags) {
+  const unsigned schedule = flags & kScheduleMask;
+  return (flags & ~kAllFlags) == 0 && (schedule & (schedule - 1)) == 0;
 }
 
-CUresult MakeContext(Process* process, int device, CUcontext* out) {
+CUresult MakeContext(Process* process, int device, unsigned flags, CUcontext* out) {
   std::unique_ptr<Presence> presence;
   DeviceStore* const store = process->devices()[static_cast<std::size_t>(device)].store;
   if (store->Enter(&presence) != DeviceStore::Outcome::kOk) return CUDA_ERROR_OPERATING_SYSTEM;
   std::shared_ptr<Stream> default_stream = Stream::Start(true);
   if (default_stream == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
-  *out = Contexts().Add(std::make_shared<Context>(*process, device, std::move(presence), std::move(default_stream)));
+  auto context = std::make_shared<Context>(*process, device, flags, std::move(presence), std::move(default_stream));
+  *out = Contexts().Add(context);
+  context->set_handle(*out);
   return CUDA_SUCCESS;
+}
+
+// Ends a context that is no longer registered, and the plain memory in it. Memory of cuMemCreate is of no context.
+void EndContext(const std::shared_ptr<Context>& context) {
+  context->Destroy();
+  for (const PlainRange& range : PlainMemory::All().RemoveAll(context->handle())) {
+    if (range.kind == PlainRange::Kind::kDevice) context->process().vmm().FreeLinear(range.begin);
+    if (range.kind == PlainRange::Kind::kPinnedHost) {
+      std::free(reinterpret_cast<void*>(static_cast<std::uintptr_t>(range.begin)));
+    }
+  }
 }
 
 // The process's primary contexts, by device. Thread-safe.
@@ -50,13 +53,23 @@ class PrimaryContexts {
   CUresult Retain(Process* process, CUdevice device, CUcontext* out) {
     const gpumem::MutexLock lock(&mu_);
     Primary& primary = by_device_[device];
-    if (primary.references == 0) {
-      const CUresult result = MakeContext(process, device, &primary.handle);
+    if (primary.handle == nullptr) {
+      const CUresult result = MakeContext(process, device, primary.flags, &primary.handle);
       if (result != CUDA_SUCCESS) return result;
     }
     ++primary.references;
     *out = primary.handle;
     return CUDA_SUCCESS;
+  }
+  // The context that a release or a reset now would end; null when it would end none.
+  CUcontext EndedByRelease(CUdevice device) {
+    const gpumem::MutexLock lock(&mu_);
+    const Primary& primary = by_device_[device];
+    return primary.references == 1 ? primary.handle : nullptr;
+  }
+  CUcontext EndedByReset(CUdevice device) {
+    const gpumem::MutexLock lock(&mu_);
+    return by_device_[device].handle;
   }
   // `*last` is set to the context when its last reference went.
   CUresult Release(CUdevice device, CUcontext* last) {
@@ -66,15 +79,34 @@ class PrimaryContexts {
     if (--primary.references == 0) *last = std::exchange(primary.handle, nullptr);
     return CUDA_SUCCESS;
   }
-  bool IsActive(CUdevice device) {
+  // Its references stay, for their holders to release; the next Retain makes it anew.
+  CUcontext Reset(CUdevice device) {
     const gpumem::MutexLock lock(&mu_);
-    return by_device_[device].references > 0;
+    by_device_[device].flags = 0;
+    return std::exchange(by_device_[device].handle, nullptr);
+  }
+  void SetFlags(CUdevice device, unsigned flags) {
+    const gpumem::MutexLock lock(&mu_);
+    by_device_[device].flags = flags;
+  }
+  void GetState(CUdevice device, unsigned* flags, bool* active) {
+    const gpumem::MutexLock lock(&mu_);
+    *flags = by_device_[device].flags;
+    *active = by_device_[device].handle != nullptr;
+  }
+  bool IsPrimary(CUcontext context) {
+    const gpumem::MutexLock lock(&mu_);
+    for (const auto& [device, primary] : by_device_) {
+      if (primary.handle == context) return true;
+    }
+    return false;
   }
 
  private:
   struct Primary {
     CUcontext handle = nullptr;
     int references = 0;
+    unsigned flags = 0;
   };
   gpumem::Mutex mu_;
   std::map<CUdevice, Primary> by_device_ GPUMEM_GUARDED_BY(mu_);
@@ -87,6 +119,36 @@ PrimaryContexts& Primaries() {
 CUcontext Current() {
   const auto& contexts = ThisThread().contexts;
   return contexts.empty() ? nullptr : contexts.back();
+}
+
+CUresult Create(CUcontext* context, unsigned flags, CUdevice device) {
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (context == nullptr || !AreFlags(flags)) return CUDA_ERROR_INVALID_VALUE;
+  if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+  result = MakeContext(process, device, flags, context);
+  if (result == CUDA_SUCCESS) ThisThread().contexts.push_back(*context);
+  return result;
+}
+
+// As EnterContext, of a named context; null is the current one.
+CUresult EnterNamed(CUcontext context, Call* call) {
+  if (context == nullptr) return EnterContext(call);
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  call->context = Contexts().Find(context);
+  if (call->context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  call->process = process;
+  return CUDA_SUCCESS;
+}
+
+CUresult Synchronize(const Call& call) {
+  const CUresult result = Captures::All().CheckWaitAll(call.context);
+  if (result != CUDA_SUCCESS) return result;
+  call.context->Synchronize();
+  return call.process->sticky();
 }
 
 }  // namespace
@@ -111,13 +173,17 @@ CUresult EnterStream(CUstream stream, Call* call) {
   const CUresult result = EnterContext(call);
   if (result != CUDA_SUCCESS) return result;
   const auto number = reinterpret_cast<uintptr_t>(stream);
-  constexpr uintptr_t kLegacyStream = 1;
   if (number == 0 || number == kLegacyStream) {
     call->stream = call->context->default_stream();
     return CUDA_SUCCESS;
   }
+  if (number == kPerThreadStream) {
+    call->stream = ThisThread().DefaultStream(call->context);
+    return call->stream != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+  }
   const auto entry = Streams().Find(stream);
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (entry->context->destroyed()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   call->context = entry->context;
   call->stream = entry->stream;
   return CUDA_SUCCESS;
@@ -126,16 +192,11 @@ CUresult EnterStream(CUstream stream, Call* call) {
 }  // namespace simcuda
 
 using simcuda::Call;
+using simcuda::Captures;
 using simcuda::Contexts;
 using simcuda::EnterContext;
-using simcuda::EnterStream;
-using simcuda::Event;
-using simcuda::Events;
-using simcuda::Mark;
 using simcuda::Primaries;
 using simcuda::Process;
-using simcuda::StreamEntry;
-using simcuda::Streams;
 using simcuda::ThisThread;
 
 extern "C" {
@@ -156,11 +217,41 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
   if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+  if (const auto ended = Contexts().Find(Primaries().EndedByRelease(device)); ended != nullptr) {
+    result = Captures::All().CheckWaitAll(ended);
+    if (result != CUDA_SUCCESS) return result;
+  }
   CUcontext last = nullptr;
   result = Primaries().Release(device, &last);
   if (result != CUDA_SUCCESS || last == nullptr) return result;
   const auto context = Contexts().Remove(last);
-  if (context != nullptr) context->Destroy();
+  if (context != nullptr) simcuda::EndContext(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxReset, device);
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+  if (const auto ended = Contexts().Find(Primaries().EndedByReset(device)); ended != nullptr) {
+    result = Captures::All().CheckWaitAll(ended);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  const auto context = Contexts().Remove(Primaries().Reset(device));
+  if (context != nullptr) simcuda::EndContext(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxSetFlags, device);
+  CUresult result = CUDA_SUCCESS;
+  Process* const process = Process::Enter(&result);
+  if (process == nullptr) return result;
+  if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!simcuda::AreFlags(flags)) return CUDA_ERROR_INVALID_VALUE;
+  Primaries().SetFlags(device, flags);
   return CUDA_SUCCESS;
 }
 
@@ -170,8 +261,45 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* a
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
   if (!process->IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
-  if (flags != nullptr) *flags = 0;
-  if (active != nullptr) *active = Primaries().IsActive(device) ? 1 : 0;
+  unsigned its_flags = 0;
+  bool is_active = false;
+  Primaries().GetState(device, &its_flags, &is_active);
+  if (flags != nullptr) *flags = its_flags;
+  if (active != nullptr) *active = is_active ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice device) {
+  SIMCUDA_CALL(cuCtxCreate);
+  return simcuda::Create(context, flags, device);
+}
+
+// Execution affinities and parameters of the newer ABIs: the simulation has none to offer.
+CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* affinities, int count, unsigned int flags,
+                        CUdevice device) {
+  SIMCUDA_CALL(cuCtxCreate);
+  if (affinities != nullptr || count != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  return simcuda::Create(context, flags, device);
+}
+CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned int flags, CUdevice device) {
+  SIMCUDA_CALL(cuCtxCreate);
+  if (parameters != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  return simcuda::Create(context, flags, device);
+}
+
+// A primary context is ended by its last release, not by this.
+CUresult cuCtxDestroy_v2(CUcontext context) {
+  SIMCUDA_CALL(cuCtxDestroy);
+  CUresult result = CUDA_SUCCESS;
+  if (Process::Enter(&result) == nullptr) return result;
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const auto found = Contexts().Find(context);
+  if (found == nullptr || Primaries().IsPrimary(context)) return CUDA_ERROR_INVALID_CONTEXT;
+  result = Captures::All().CheckWaitAll(found);
+  if (result != CUDA_SUCCESS) return result;
+  if (Contexts().Remove(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;  // another thread was faster
+  if (simcuda::Current() == context) ThisThread().contexts.pop_back();
+  simcuda::EndContext(found);
   return CUDA_SUCCESS;
 }
 
@@ -215,13 +343,34 @@ CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetDevice(CUdevice* device) {
+CUresult cuCtxGetDevice_v2(CUdevice* device, CUcontext context) {
   SIMCUDA_CALL(cuCtxGetDevice);
   Call call;
-  const CUresult result = EnterContext(&call);
+  const CUresult result = simcuda::EnterNamed(context, &call);
   if (result != CUDA_SUCCESS) return result;
   if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *device = call.context->device();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetDevice(CUdevice* device) { return cuCtxGetDevice_v2(device, nullptr); }
+
+CUresult cuCtxGetFlags(unsigned int* flags) {
+  SIMCUDA_CALL(cuCtxGetFlags);
+  Call call;
+  const CUresult result = EnterContext(&call);
+  if (result != CUDA_SUCCESS) return result;
+  if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *flags = call.context->flags();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetApiVersion(CUcontext context, unsigned int* version) {
+  SIMCUDA_CALL(cuCtxGetApiVersion);
+  Call call;
+  const CUresult result = simcuda::EnterNamed(context, &call);
+  if (result != CUDA_SUCCESS) return result;
+  if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *version = simcuda::kApiVersion;
   return CUDA_SUCCESS;
 }
 
@@ -229,9 +378,13 @@ CUresult cuCtxSynchronize(void) {
   SIMCUDA_CALL(cuCtxSynchronize);
   Call call;
   const CUresult result = EnterContext(&call);
-  if (result != CUDA_SUCCESS) return result;
-  call.context->Synchronize();
-  return call.process->sticky();
+  return result == CUDA_SUCCESS ? simcuda::Synchronize(call) : result;
+}
+CUresult cuCtxSynchronize_v2(CUcontext context) {
+  SIMCUDA_CALL(cuCtxSynchronize);
+  Call call;
+  const CUresult result = simcuda::EnterNamed(context, &call);
+  return result == CUDA_SUCCESS ? simcuda::Synchronize(call) : result;
 }
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -245,162 +398,6 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   if (free != nullptr) *free = store->config().capacity_bytes - used;
   if (total != nullptr) *total = store->config().capacity_bytes;
   return CUDA_SUCCESS;
-}
-
-CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
-  SIMCUDA_CALL(cuStreamCreate);
-  Call call;
-  const CUresult result = EnterContext(&call);
-  if (result != CUDA_SUCCESS) return result;
-  if (stream == nullptr || (flags != CU_STREAM_DEFAULT && flags != CU_STREAM_NON_BLOCKING)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  auto entry = std::make_shared<StreamEntry>();
-  entry->context = call.context;
-  entry->stream = call.context->AddStream(flags == CU_STREAM_DEFAULT);
-  if (entry->stream == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
-  *stream = Streams().Add(std::move(entry));
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int) {
-  SIMCUDA_CALL(cuStreamCreateWithPriority);
-  return cuStreamCreate(stream, flags);
-}
-
-CUresult cuStreamDestroy_v2(CUstream stream) {
-  SIMCUDA_CALL(cuStreamDestroy);
-  Call call;
-  const CUresult result = EnterContext(&call);
-  if (result != CUDA_SUCCESS) return result;
-  const auto entry = Streams().Remove(stream);
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  entry->context->RemoveStream(entry->stream);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamSynchronize(CUstream stream) {
-  SIMCUDA_CALL(cuStreamSynchronize);
-  Call call;
-  const CUresult result = EnterStream(stream, &call);
-  if (result != CUDA_SUCCESS) return result;
-  // The default stream is done when what it waits for is: an empty piece of work takes those marks.
-  call.context->Enqueue(call.stream, [] { return CUDA_SUCCESS; }).Wait();
-  return call.process->sticky();
-}
-
-CUresult cuStreamQuery(CUstream stream) {
-  SIMCUDA_CALL(cuStreamQuery);
-  Call call;
-  const CUresult result = EnterStream(stream, &call);
-  if (result != CUDA_SUCCESS) return result;
-  const bool done = call.stream->Now().Done();
-  if (call.process->sticky() != CUDA_SUCCESS) return call.process->sticky();
-  return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
-  SIMCUDA_CALL(cuStreamWaitEvent);
-  Call call;
-  const CUresult result = EnterStream(stream, &call);
-  if (result != CUDA_SUCCESS) return result;
-  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  const auto found = Events().Find(event);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  Mark recorded;
-  {
-    const gpumem::MutexLock lock(&found->mu);
-    recorded = found->recorded;
-  }
-  call.context->Enqueue(call.stream, [] { return CUDA_SUCCESS; }, {recorded});
-  return CUDA_SUCCESS;
-}
-
-// Nothing is ever captured here: the simulation has no graphs.
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  SIMCUDA_CALL(cuStreamIsCapturing);
-  Call call;
-  const CUresult result = EnterStream(stream, &call);
-  if (result != CUDA_SUCCESS) return result;
-  if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  SIMCUDA_CALL(cuThreadExchangeStreamCaptureMode);
-  CUresult result = CUDA_SUCCESS;
-  if (Process::Enter(&result) == nullptr) return result;
-  if (mode == nullptr || static_cast<int>(*mode) < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  std::swap(*mode, ThisThread().capture_mode);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuEventCreate(CUevent* event, unsigned int flags) {
-  SIMCUDA_CALL(cuEventCreate);
-  Call call;
-  const CUresult result = EnterContext(&call);
-  if (result != CUDA_SUCCESS) return result;
-  if (event == nullptr || (flags & ~(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  *event = Events().Add(std::make_shared<Event>());
-  return CUDA_SUCCESS;
-}
-
-CUresult cuEventDestroy_v2(CUevent event) {
-  SIMCUDA_CALL(cuEventDestroy);
-  Call call;
-  const CUresult result = EnterContext(&call);
-  if (result != CUDA_SUCCESS) return result;
-  return Events().Remove(event) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-CUresult cuEventRecord(CUevent event, CUstream stream) {
-  SIMCUDA_CALL(cuEventRecord);
-  Call call;
-  const CUresult result = EnterStream(stream, &call);
-  if (result != CUDA_SUCCESS) return result;
-  const auto found = Events().Find(event);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  Mark mark = call.context->Enqueue(call.stream, [] { return CUDA_SUCCESS; });
-  const gpumem::MutexLock lock(&found->mu);
-  found->recorded = std::move(mark);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuEventQuery(CUevent event) {
-  SIMCUDA_CALL(cuEventQuery);
-  CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
-  if (process == nullptr) return result;
-  const auto found = Events().Find(event);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  Mark recorded;
-  {
-    const gpumem::MutexLock lock(&found->mu);
-    recorded = found->recorded;
-  }
-  if (!recorded.Done()) return CUDA_ERROR_NOT_READY;
-  return process->sticky();
-}
-
-CUresult cuEventSynchronize(CUevent event) {
-  SIMCUDA_CALL(cuEventSynchronize);
-  CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::Enter(&result);
-  if (process == nullptr) return result;
-  const auto found = Events().Find(event);
-  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  Mark recorded;
-  {
-    const gpumem::MutexLock lock(&found->mu);
-    recorded = found->recorded;
-  }
-  recorded.Wait();
-  return process->sticky();
 }
 
 }  // extern "C"

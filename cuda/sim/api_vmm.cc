@@ -1,6 +1,7 @@
 // cuda/sim/api_vmm.cc: the virtual memory management entry points, as exported. None needs a context.
 #include "cuda/cuda_api.h"
 #include "cuda/sim/api_call.h"
+#include "cuda/sim/capture.h"
 #include "cuda/sim/process.h"
 
 using simcuda::kAnyDevice;
@@ -23,6 +24,14 @@ int OfFd(void* shareable) {
   return process != nullptr && fd <= 0x7fffffff ? process->vmm().OrdinalOfFd(static_cast<int>(fd)) : kAnyDevice;
 }
 
+// The process, when neither its state nor a capture forbids the call.
+Process* Enter(CUresult* result) {
+  Process* const process = Process::EnterForVmm(result);
+  if (process == nullptr) return nullptr;
+  *result = simcuda::CheckVmmCall();
+  return *result == CUDA_SUCCESS ? process : nullptr;
+}
+
 }  // namespace
 
 extern "C" {
@@ -31,7 +40,7 @@ CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocatio
                                        CUmemAllocationGranularity_flags option) {
   SIMCUDA_CALL_ON(cuMemGetAllocationGranularity, prop != nullptr ? prop->location.id : kAnyDevice);
   CUresult result = CUDA_SUCCESS;
-  const Process* const process = Process::EnterForVmm(&result);
+  const Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (granularity == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
@@ -46,7 +55,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const C
                      unsigned long long flags) {
   SIMCUDA_CALL_ON(cuMemCreate, prop != nullptr ? prop->location.id : kAnyDevice);
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (handle == nullptr || prop == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Create(handle, bytes, *prop);
@@ -55,7 +64,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const C
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   SIMCUDA_CALL_ON(cuMemRelease, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().Release(handle) : result;
 }
 
@@ -63,7 +72,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   SIMCUDA_CALL_ON(cuMemExportToShareableHandle, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (shareable == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
@@ -75,7 +84,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
                                         CUmemAllocationHandleType type) {
   SIMCUDA_CALL_ON(cuMemImportFromShareableHandle, OfFd(shareable));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
   if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
@@ -87,7 +96,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
   SIMCUDA_CALL_ON(cuMemGetAllocationPropertiesFromHandle, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   return prop != nullptr ? process->vmm().GetProperties(handle, prop) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -95,7 +104,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmem
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   SIMCUDA_CALL_ON(cuMemRetainAllocationHandle, At(reinterpret_cast<uintptr_t>(address)));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Retain(reinterpret_cast<uintptr_t>(address), handle);
@@ -105,7 +114,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignmen
                              unsigned long long flags) {
   SIMCUDA_CALL(cuMemAddressReserve);
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Reserve(address, bytes, alignment, hint);
@@ -114,7 +123,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignmen
 CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   SIMCUDA_CALL(cuMemAddressFree);
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().Free(address, bytes) : result;
 }
 
@@ -122,7 +131,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
                   unsigned long long flags) {
   SIMCUDA_CALL_ON(cuMemMap, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (offset != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Map(address, bytes, handle);
@@ -131,40 +140,26 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   SIMCUDA_CALL_ON(cuMemUnmap, At(address));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().Unmap(address, bytes) : result;
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* desc, size_t count) {
   SIMCUDA_CALL_ON(cuMemSetAccess, At(address));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().SetAccess(address, bytes, desc, count) : result;
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
   SIMCUDA_CALL_ON(cuMemGetAccess, At(address));
   CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
+  Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (flags == nullptr || location == nullptr || location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   return process->vmm().GetAccess(address, location->id, flags);
-}
-
-CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
-  SIMCUDA_CALL_ON(cuMemGetAddressRange, At(address));
-  CUresult result = CUDA_SUCCESS;
-  Process* const process = Process::EnterForVmm(&result);
-  if (process == nullptr) return result;
-  CUdeviceptr found = 0;
-  uint64_t size = 0;
-  result = process->vmm().FindMapping(address, &found, &size);
-  if (result != CUDA_SUCCESS) return result;
-  if (base != nullptr) *base = found;
-  if (bytes != nullptr) *bytes = size;
-  return CUDA_SUCCESS;
 }
 
 }  // extern "C"

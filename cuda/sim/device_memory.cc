@@ -50,7 +50,8 @@ void Zero(const Vmm::Piece& piece) {
   std::memset(piece.data(), 0, piece.bytes);
 }
 
-void Fill32Piece(const Vmm::Piece& piece, std::uint32_t value) {
+template <typename Value>
+void FillPiece(const Vmm::Piece& piece, Value value) {
   for (std::uint64_t i = 0; i + sizeof value <= piece.bytes; i += sizeof value) {
     std::memcpy(piece.data() + i, &value, sizeof value);
   }
@@ -108,11 +109,20 @@ bool DeviceMemory::Fill8(CUdeviceptr to, std::uint8_t value, std::uint64_t count
   });
 }
 
-bool DeviceMemory::Fill32(CUdeviceptr to, std::uint32_t value, std::uint64_t count) const {
+template <typename Value>
+bool DeviceMemory::FillValues(CUdeviceptr to, Value value, std::uint64_t count) const {
   if (count > UINT64_MAX / sizeof value) return false;
   return ForEachPiece(to, count * sizeof value, Vmm::Need::kWrite, [value](std::uint64_t, const Vmm::Piece& piece) {
-    value == 0 ? Zero(piece) : Fill32Piece(piece, value);
+    value == 0 ? Zero(piece) : FillPiece(piece, value);
   });
+}
+
+bool DeviceMemory::Fill16(CUdeviceptr to, std::uint16_t value, std::uint64_t count) const {
+  return FillValues(to, value, count);
+}
+
+bool DeviceMemory::Fill32(CUdeviceptr to, std::uint32_t value, std::uint64_t count) const {
+  return FillValues(to, value, count);
 }
 
 bool DeviceMemory::ForEachData(

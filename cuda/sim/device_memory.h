@@ -22,7 +22,8 @@ class DeviceMemory {
   bool Write(CUdeviceptr to, const void* from, std::uint64_t bytes) const;
   bool Copy(CUdeviceptr to, CUdeviceptr from, std::uint64_t bytes) const;
   bool Fill8(CUdeviceptr to, std::uint8_t value, std::uint64_t count) const;
-  // `to` is a multiple of 4.
+  // `to` is a multiple of the value's size.
+  bool Fill16(CUdeviceptr to, std::uint16_t value, std::uint64_t count) const;
   bool Fill32(CUdeviceptr to, std::uint32_t value, std::uint64_t count) const;
   // Calls `visit` with the parts that are not holes; a part that is left out is zero. `offset` counts from `from`.
   bool ForEachData(
@@ -35,6 +36,8 @@ class DeviceMemory {
   int device() const { return device_; }
 
  private:
+  template <typename Value>
+  bool FillValues(CUdeviceptr to, Value value, std::uint64_t count) const;
   bool ForEachPiece(CUdeviceptr address, std::uint64_t bytes, Vmm::Need need,
                     const std::function<void(std::uint64_t offset, const Vmm::Piece& piece)>& visit) const;
 

@@ -9,7 +9,9 @@
 
 // Only addresses are needed here, and the header in use need not declare all of them.
 #define SIMCUDA_ENTRY(base, exported, since) extern "C" void sim_##exported() __asm__(#exported);
+#define SIMCUDA_PER_THREAD_ENTRY SIMCUDA_ENTRY
 #include "cuda/sim/entries.def"
+#undef SIMCUDA_PER_THREAD_ENTRY
 #undef SIMCUDA_ENTRY
 
 namespace {
@@ -17,22 +19,30 @@ namespace {
 struct Entry {
   const char* base;
   int since;
+  bool per_thread;
   void (*function)();
 };
 
 constexpr Entry kEntries[] = {
-#define SIMCUDA_ENTRY(base, exported, since) {#base, since, &sim_##exported},
+#define SIMCUDA_ENTRY(base, exported, since) {#base, since, false, &sim_##exported},
+#define SIMCUDA_PER_THREAD_ENTRY(base, exported, since) {#base, since, true, &sim_##exported},
 #include "cuda/sim/entries.def"
+#undef SIMCUDA_PER_THREAD_ENTRY
 #undef SIMCUDA_ENTRY
 };
 
-CUdriverProcAddressQueryResult Find(const char* name, int version, void** out) {
+// `per_thread`: the variants with the thread's own default stream come first; a name without one gives the other.
+CUdriverProcAddressQueryResult Find(const char* name, int version, bool per_thread, void** out) {
+  const auto better = [](const Entry& entry, const Entry* best) {
+    if (best == nullptr || entry.per_thread != best->per_thread) return best == nullptr || entry.per_thread;
+    return entry.since > best->since;
+  };
   const Entry* best = nullptr;
   bool known = false;
   for (const Entry& entry : kEntries) {
-    if (std::strcmp(entry.base, name) != 0) continue;
+    if (std::strcmp(entry.base, name) != 0 || (entry.per_thread && !per_thread)) continue;
     known = true;
-    if (entry.since <= version && (best == nullptr || entry.since > best->since)) best = &entry;
+    if (entry.since <= version && better(entry, best)) best = &entry;
   }
   *out = best != nullptr ? reinterpret_cast<void*>(best->function) : nullptr;
   if (best != nullptr) return CU_GET_PROC_ADDRESS_SUCCESS;
@@ -41,10 +51,12 @@ CUdriverProcAddressQueryResult Find(const char* name, int version, void** out) {
 
 CUresult Check(const char* name, void** out, int version, uint64_t flags) {
   if (name == nullptr || out == nullptr || version > simcuda::kDriverVersion) return CUDA_ERROR_INVALID_VALUE;
-  // There are no per-thread default stream variants here: asking for them must not give the others quietly.
-  if ((flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  return flags <= CU_GET_PROC_ADDRESS_LEGACY_STREAM ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  const bool known = flags == CU_GET_PROC_ADDRESS_DEFAULT || flags == CU_GET_PROC_ADDRESS_LEGACY_STREAM ||
+                     flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+
+bool IsPerThread(uint64_t flags) { return flags == CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM; }
 
 }  // namespace
 
@@ -56,7 +68,8 @@ extern "C" {
 CUresult cuGetProcAddress(const char* name, void** out, int version, uint64_t flags) {
   const CUresult result = Check(name, out, version, flags);
   if (result != CUDA_SUCCESS) return result;
-  return Find(name, version, out) == CU_GET_PROC_ADDRESS_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+  return Find(name, version, IsPerThread(flags), out) == CU_GET_PROC_ADDRESS_SUCCESS ? CUDA_SUCCESS
+                                                                                     : CUDA_ERROR_NOT_FOUND;
 }
 
 // The ABI of CUDA 12.0: an unknown name is a success that finds nothing and says why.
@@ -64,9 +77,16 @@ CUresult cuGetProcAddress_v2(const char* name, void** out, int version, uint64_t
                              CUdriverProcAddressQueryResult* status) {
   const CUresult result = Check(name, out, version, flags);
   if (result != CUDA_SUCCESS) return result;
-  const CUdriverProcAddressQueryResult found = Find(name, version, out);
+  const CUdriverProcAddressQueryResult found = Find(name, version, IsPerThread(flags), out);
   if (status != nullptr) *status = found;
   return found == CU_GET_PROC_ADDRESS_SUCCESS || status != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+// What the toolkit's header calls in a program that is built for per-thread default streams.
+CUresult cuGetProcAddress_v2_ptsz(const char* name, void** out, int version, uint64_t flags,
+                                  CUdriverProcAddressQueryResult* status) {
+  if (flags == CU_GET_PROC_ADDRESS_DEFAULT) flags = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  return cuGetProcAddress_v2(name, out, version, flags, status);
 }
 
 }  // extern "C"

@@ -24,8 +24,8 @@ void Mark::Wait() const {
   if (stream != nullptr) stream->Wait(ticket);
 }
 
-std::shared_ptr<Stream> Stream::Start(bool blocking) {
-  std::shared_ptr<Stream> stream(new Stream(blocking));
+std::shared_ptr<Stream> Stream::Start(bool blocking, int priority) {
+  std::shared_ptr<Stream> stream(new Stream(blocking, priority));
   bool started = true;
   // The application's signals are none of the worker's business.
   sigset_t all;
@@ -43,6 +43,7 @@ std::shared_ptr<Stream> Stream::Start(bool blocking) {
 
 std::uint64_t Stream::Enqueue(std::vector<Mark> after, std::function<void()> work) {
   const MutexLock lock(&mu_);
+  if (closed_) return 0;  // its thread may be gone already: nobody would ever run it
   queue_.push_back(Work{std::move(after), std::move(work)});
   changed_.NotifyAll();
   return ++enqueued_;
@@ -89,8 +90,8 @@ void Stream::Run() {
   }
 }
 
-std::shared_ptr<Stream> Context::AddStream(bool blocking) {
-  std::shared_ptr<Stream> stream = Stream::Start(blocking);
+std::shared_ptr<Stream> Context::AddStream(bool blocking, int priority) {
+  std::shared_ptr<Stream> stream = Stream::Start(blocking, priority);
   if (stream == nullptr) return nullptr;
   const MutexLock lock(&mu_);
   streams_.push_back(stream);
@@ -138,6 +139,7 @@ void Context::Synchronize() {
 }
 
 void Context::Destroy() {
+  destroyed_.store(true, std::memory_order_release);
   Synchronize();
   std::unique_ptr<Presence> presence;
   const MutexLock lock(&mu_);

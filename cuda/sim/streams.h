@@ -2,16 +2,19 @@
 #ifndef GPUMEM_CUDA_SIM_STREAMS_H_
 #define GPUMEM_CUDA_SIM_STREAMS_H_
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
-#include "cuda/cuda_api.h"
 #include "cuda/sim/process.h"
 #include "cuda/sim/registry.h"
+#include "cuda/sim/sim_api.h"
 
 namespace simcuda {
 
@@ -31,19 +34,20 @@ class Stream : public std::enable_shared_from_this<Stream> {
  public:
   // `blocking`: ordered against the context's default stream, as the driver does without CU_STREAM_NON_BLOCKING.
   // Null when the system gives no thread.
-  static std::shared_ptr<Stream> Start(bool blocking);
+  static std::shared_ptr<Stream> Start(bool blocking, int priority = 0);
 
-  // Runs `work` after everything enqueued so far and after `after`.
+  // Runs `work` after everything enqueued so far and after `after`. After Close it is dropped, and done at once.
   std::uint64_t Enqueue(std::vector<Mark> after, std::function<void()> work);
   void Close();
 
   bool blocking() const { return blocking_; }
+  int priority() const { return priority_; }  // only told: it changes nothing here
   Mark Now();
   bool Done(std::uint64_t ticket);
   void Wait(std::uint64_t ticket);
 
  private:
-  explicit Stream(bool blocking) : blocking_(blocking) {}
+  Stream(bool blocking, int priority) : blocking_(blocking), priority_(priority) {}
   void Run();
 
   struct Work {
@@ -51,6 +55,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     std::function<void()> run;
   };
   const bool blocking_;
+  const int priority_;
   gpumem::Mutex mu_;
   gpumem::CondVar changed_;
   std::deque<Work> queue_ GPUMEM_GUARDED_BY(mu_);
@@ -63,17 +68,23 @@ class Stream : public std::enable_shared_from_this<Stream> {
 // blocking streams, and later work in blocking streams waits for it.
 class Context {
  public:
-  Context(Process& process, int device, std::unique_ptr<Presence> presence, std::shared_ptr<Stream> default_stream)
+  Context(Process& process, int device, unsigned flags, std::unique_ptr<Presence> presence,
+          std::shared_ptr<Stream> default_stream)
       : process_(process),
         device_(device),
+        flags_(flags),
         presence_(std::move(presence)),
         default_stream_(std::move(default_stream)) {}
 
   Process& process() const { return process_; }
   int device() const { return device_; }
+  unsigned flags() const { return flags_; }
+  // Its own handle, which is set once, before anybody else has it.
+  CUcontext handle() const { return handle_.load(std::memory_order_acquire); }
+  void set_handle(CUcontext handle) { handle_.store(handle, std::memory_order_release); }
 
   // Null when the system gives no thread.
-  std::shared_ptr<Stream> AddStream(bool blocking);
+  std::shared_ptr<Stream> AddStream(bool blocking, int priority = 0);
   // Its queued work still runs.
   void RemoveStream(const std::shared_ptr<Stream>& stream);
   const std::shared_ptr<Stream>& default_stream() const { return default_stream_; }
@@ -85,19 +96,46 @@ class Context {
   void Synchronize();
   // Waits, closes the streams, and leaves the device's list of processes.
   void Destroy();
+  bool destroyed() const { return destroyed_.load(std::memory_order_acquire); }
 
  private:
   Process& process_;
   const int device_;
+  const unsigned flags_;
+  std::atomic<CUcontext> handle_{nullptr};
   gpumem::Mutex mu_;
   std::unique_ptr<Presence> presence_ GPUMEM_GUARDED_BY(mu_);
+  std::atomic<bool> destroyed_{false};
   const std::shared_ptr<Stream> default_stream_;
   std::vector<std::shared_ptr<Stream>> streams_ GPUMEM_GUARDED_BY(mu_);
 };
 
+// When an event's work ran.
+class EventTime {
+ public:
+  void Stamp() { ns_.store(std::chrono::steady_clock::now().time_since_epoch().count(), std::memory_order_relaxed); }
+  std::int64_t ns() const { return ns_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::int64_t> ns_{0};
+};
+
+struct Capture;  // cuda/sim/capture.h
+
+// A point in a capture; none when `capture` is null.
+struct CapturedPoint {
+  std::shared_ptr<Capture> capture;
+  std::vector<std::size_t> nodes;
+};
+
 struct Event {
+  Event(std::shared_ptr<Context> in, bool keeps_time) : context(std::move(in)), timed(keeps_time) {}
+  const std::shared_ptr<Context> context;
+  const bool timed;
   gpumem::Mutex mu;
   Mark recorded GPUMEM_GUARDED_BY(mu);
+  std::shared_ptr<EventTime> time GPUMEM_GUARDED_BY(mu);  // null: never recorded
+  CapturedPoint captured GPUMEM_GUARDED_BY(mu);           // set: last recorded in a capture
 };
 
 // A stream handle's meaning.
@@ -111,7 +149,8 @@ Registry<CUstream, StreamEntry>& Streams();
 Registry<CUevent, Event>& Events();
 
 // What a call that works on `stream` needs: a working process, this thread's context, and the stream (null: the
-// default one). Where the result is not CUDA_SUCCESS nothing else is set.
+// default one). Where the result is not CUDA_SUCCESS nothing else is set. What a capture has against the call is for
+// the call to ask (cuda/sim/capture.h).
 struct Call {
   Process* process = nullptr;
   std::shared_ptr<Context> context;  // the stream's
@@ -119,6 +158,11 @@ struct Call {
 };
 CUresult EnterContext(Call* call);
 CUresult EnterStream(CUstream stream, Call* call);
+
+// The default stream as the entry points ending in _ptds and _ptsz mean it.
+inline CUstream PerThread(CUstream stream) {
+  return stream != nullptr ? stream : reinterpret_cast<CUstream>(kPerThreadStream);
+}
 
 }  // namespace simcuda
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/checked.h"
@@ -345,6 +346,27 @@ CUresult Vmm::FindMapping(CUdeviceptr address, CUdeviceptr* base, std::uint64_t*
   *base = at->first;
   *bytes = at->second.bytes;
   return CUDA_SUCCESS;
+}
+
+bool Vmm::IsReserved(CUdeviceptr address) {
+  const MutexLock lock(&mu_);
+  return InOneReservation(address, 1);
+}
+
+bool Vmm::Describe(CUdeviceptr address, Place* out) {
+  const MutexLock lock(&mu_);
+  if (!InOneReservation(address, 1)) return false;
+  const auto range = std::prev(reservations_.upper_bound(address));
+  out->range = range->first;
+  out->range_bytes = range->second;
+  const auto at = MappingAt(address);
+  if (at == mappings_.end()) return true;
+  out->mapping = at->first;
+  out->mapping_bytes = at->second.bytes;
+  out->handle = at->second.handle;
+  out->prop = at->second.prop;
+  out->access = at->second.access;
+  return true;
 }
 
 bool Vmm::Resolve(CUdeviceptr address, std::uint64_t bytes, int device, Need need, Piece* out) {

@@ -48,6 +48,20 @@ class Vmm {
   // The mapping that contains `address`.
   CUresult FindMapping(CUdeviceptr address, CUdeviceptr* base, std::uint64_t* bytes);
 
+  // Whether the address is in a reserved range: the device's, not the host's.
+  bool IsReserved(CUdeviceptr address);
+  // What is at an address in a reserved range; false when it is in none. `handle` is 0 where nothing is mapped.
+  struct Place {
+    CUdeviceptr range = 0;
+    std::uint64_t range_bytes = 0;
+    CUdeviceptr mapping = 0;
+    std::uint64_t mapping_bytes = 0;
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp prop{};
+    std::vector<CUmemAccess_flags> access;  // by ordinal
+  };
+  bool Describe(CUdeviceptr address, Place* out);
+
   // The first part of [address, address + bytes) as `device` may access it; false when it may not, or nothing is there.
   bool Resolve(CUdeviceptr address, std::uint64_t bytes, int device, Need need, Piece* out);
   // Whether `device` may access all of the range.

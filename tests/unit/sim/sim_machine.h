@@ -57,6 +57,17 @@ struct Gpu {
   }
 };
 
+// An entry point that cuda/driver.h has no member for, by its exported name: Entry<CUstream, CUgraph*>(gpu, "cu...").
+template <typename... Parameters>
+auto Entry(const Gpu& gpu, const char* name) -> CUresult (*)(Parameters...) {
+  void* const found = gpu->FindSymbol(name);
+  if (found == nullptr) {
+    std::fprintf(stderr, "no entry point %s\n", name);
+    std::abort();
+  }
+  return reinterpret_cast<CUresult (*)(Parameters...)>(found);
+}
+
 // Memory that is created, mapped and accessible, as one value.
 struct Mapped {
   gpumem::cuda::PhysicalHandle handle;
