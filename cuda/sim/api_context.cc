@@ -135,7 +135,7 @@ CUresult Create(CUcontext* context, unsigned flags, CUdevice device) {
 // As EnterContext, of a named context; null is the current one.
 CUresult EnterNamed(CUcontext context, Call* call) {
   if (context == nullptr) return EnterContext(call);
-  CUresult result = CUDA_SUCCESS;
+  CUresult result = CUDA_ERROR_UNKNOWN;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
   call->context = Contexts().Find(context);
@@ -159,7 +159,7 @@ int CurrentOrdinal() {
 }
 
 CUresult EnterContext(Call* call) {
-  CUresult result = CUDA_SUCCESS;
+  CUresult result = CUDA_ERROR_UNKNOWN;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;

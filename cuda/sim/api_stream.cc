@@ -123,6 +123,13 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+// The ABI of CUDA 12.5 also asks for a part of the device ("green context"), of which there are none.
+CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+  const CUresult result = cuStreamGetCtx(stream, context);
+  if (result == CUDA_SUCCESS && green != nullptr) *green = nullptr;
+  return result;
+}
+
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   SIMCUDA_CALL(cuCtxGetStreamPriorityRange);
   Call call;
@@ -154,6 +161,9 @@ CUresult cuStreamGetPriority_ptsz(CUstream stream, int* priority) {
   return cuStreamGetPriority(PerThread(stream), priority);
 }
 CUresult cuStreamGetCtx_ptsz(CUstream stream, CUcontext* context) { return cuStreamGetCtx(PerThread(stream), context); }
+CUresult cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+  return cuStreamGetCtx_v2(PerThread(stream), context, green);
+}
 CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void* data) {
   return cuLaunchHostFunc(PerThread(stream), function, data);
 }

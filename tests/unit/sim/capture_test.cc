@@ -123,6 +123,8 @@ TEST_F(CaptureTest, OneGraphsLaunchesNeverOverlap) {
     EXPECT_EQ(api.launch(exec, other), CUDA_SUCCESS);
     EXPECT_EQ(api.launch(empty, other), CUDA_SUCCESS);
     EXPECT_EQ(gpu->StreamQuery(other), CUDA_ERROR_NOT_READY);
+    ::usleep(20000);  // for what does not wait, to be early
+    EXPECT_LE(g_started, 1);
     g_go = true;
     EXPECT_EQ(gpu->StreamSynchronize(other), CUDA_SUCCESS);
     EXPECT_EQ(g_ran, 2);

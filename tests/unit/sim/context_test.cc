@@ -188,6 +188,10 @@ TEST_F(ContextTest, StreamsTellWhatTheyAre) {
     EXPECT_EQ(gpu->CtxSetCurrent(second), CUDA_SUCCESS);
     EXPECT_EQ(get_context(stream, &context), CUDA_SUCCESS);
     EXPECT_EQ(context, gpu.context);
+    CUgreenCtx green = reinterpret_cast<CUgreenCtx>(&priority);
+    EXPECT_EQ((Entry<CUstream, CUcontext*, CUgreenCtx*>(gpu, "cuStreamGetCtx_v2")(stream, &context, &green)),
+              CUDA_SUCCESS);
+    EXPECT_EQ(green, nullptr);
     EXPECT_EQ(get_context(nullptr, &context), CUDA_SUCCESS);
     EXPECT_EQ(context, second);
     // An event of one context is not recorded in a stream of another; a stream may wait for it.

@@ -13,10 +13,12 @@
 namespace simtest {
 
 inline std::atomic<bool> g_go{false};
+inline std::atomic<int> g_started{0};
 inline std::atomic<int> g_ran{0};
 
 // A kernel that is in flight until the test says so.
 inline int WaitForGo(const simcuda_launch*) {
+  ++g_started;
   while (!g_go.load()) std::this_thread::yield();
   ++g_ran;
   return 0;
