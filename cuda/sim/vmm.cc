@@ -55,6 +55,7 @@ CUresult CheckProp(const CUmemAllocationProp& prop, std::size_t devices) {
   const auto types = static_cast<unsigned>(prop.requestedHandleTypes);
   if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return Unknown(Question::kFabric);  // no channel to a fabric
   if ((types & ~static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (prop.location.type == CU_MEM_LOCATION_TYPE_HOST && types != 0) return CUDA_ERROR_INVALID_VALUE;  // never exportable
   if (prop.location.type == CU_MEM_LOCATION_TYPE_HOST || prop.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
