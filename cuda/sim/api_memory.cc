@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "cuda/sim/api_call.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/device_memory.h"
 #include "cuda/sim/sim_api.h"
@@ -36,7 +37,9 @@ CUresult Run(const Call& call, When when, const std::function<bool(const DeviceM
 }
 
 bool Allows(const Call& call, CUdeviceptr address, uint64_t bytes, Need need) {
-  return call.process->vmm().Allows(address, bytes, call.context->device(), need);
+  const bool allowed = call.process->vmm().Allows(address, bytes, call.context->device(), need);
+  if (!allowed && SIMCUDA_BREAK("refused-copy-sticks")) call.process->Poison(CUDA_ERROR_ILLEGAL_ADDRESS);
+  return allowed;
 }
 
 CUresult HtoD(CUdeviceptr to, const void* from, size_t bytes, CUstream stream, When when) {

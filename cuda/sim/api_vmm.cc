@@ -1,8 +1,10 @@
 // cuda/sim/api_vmm.cc: the virtual memory management entry points, as exported. None needs a context.
 #include "cuda/cuda_api.h"
 #include "cuda/sim/api_call.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/process.h"
+#include "cuda/sim/streams.h"
 
 using simcuda::kAnyDevice;
 using simcuda::Process;
@@ -58,7 +60,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const C
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (handle == nullptr || prop == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return process->vmm().Create(handle, bytes, *prop);
+  simcuda::Call call;
+  if (SIMCUDA_BREAK("create-needs-context") && simcuda::EnterContext(&call) != CUDA_SUCCESS) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  result = process->vmm().Create(handle, bytes, *prop);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && SIMCUDA_BREAK("out-of-memory-sticks")) process->Poison(result);
+  return result;
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
@@ -141,6 +149,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   SIMCUDA_CALL_ON(cuMemUnmap, At(address));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
+  simcuda::Call call;
+  if (SIMCUDA_BREAK("unmap-waits") && simcuda::EnterContext(&call) == CUDA_SUCCESS) call.context->Synchronize();
   return process != nullptr ? process->vmm().Unmap(address, bytes) : result;
 }
 

@@ -17,6 +17,7 @@
 
 #include "base/checked.h"
 #include "base/unique_fd.h"
+#include "cuda/sim/breaks.h"
 
 namespace simcuda {
 namespace {
@@ -97,6 +98,7 @@ int FindEntry(const Config& config, std::string_view entry) {
   const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
   if (error == std::errc() && end == entry.data() + entry.size()) return index < count ? index : -1;
   if (entry.size() < 5) return -1;  // "GPU-" alone selects nothing
+  if (SIMCUDA_BREAK("visible-uuid-unknown")) return -1;
   int found = -1;
   for (int i = 0; i < count; ++i) {
     if (config.devices[static_cast<std::size_t>(i)].uuid.ToString().substr(0, entry.size()) != entry) continue;
@@ -236,7 +238,7 @@ bool ReadConfig(const std::string& dir, Config* config, std::string* error) {
 std::vector<int> SelectVisible(const Config& config, const char* variable) {
   const auto is_mig = [&config](int index) { return config.devices[static_cast<std::size_t>(index)].gpu.has_value(); };
   std::vector<int> selected;
-  if (variable == nullptr) {
+  if (variable == nullptr || SIMCUDA_BREAK("visible-ignored")) {
     for (std::size_t i = 0; i < config.devices.size(); ++i) {
       if (!IsDivided(config, config.devices[i])) selected.push_back(static_cast<int>(i));
     }
@@ -245,12 +247,17 @@ std::vector<int> SelectVisible(const Config& config, const char* variable) {
     while (!rest.empty()) {
       const std::size_t comma = std::min(rest.find(','), rest.size());
       const int index = FindEntry(config, rest.substr(0, comma));
+      if (index < 0 && SIMCUDA_BREAK("visible-skips-unknown")) {
+        rest.remove_prefix(std::min(comma + 1, rest.size()));
+        continue;
+      }
       if (index < 0 || IsDivided(config, config.devices[static_cast<std::size_t>(index)])) break;
       if (std::find(selected.begin(), selected.end(), index) != selected.end()) return {};  // the real driver's answer
       selected.push_back(index);
       rest.remove_prefix(std::min(comma + 1, rest.size()));
     }
   }
+  if (SIMCUDA_BREAK("visible-sorted")) std::sort(selected.begin(), selected.end());
   const auto mig = std::find_if(selected.begin(), selected.end(), is_mig);
   if (mig != selected.end()) return {*mig};
   return selected;

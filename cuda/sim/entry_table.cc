@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda/cuda_api.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/process.h"
 
 // Only addresses are needed here, and the header in use need not declare all of them.
@@ -42,7 +43,7 @@ CUdriverProcAddressQueryResult Find(const char* name, int version, bool per_thre
   for (const Entry& entry : kEntries) {
     if (std::strcmp(entry.base, name) != 0 || (entry.per_thread && !per_thread)) continue;
     known = true;
-    if (entry.since <= version && better(entry, best)) best = &entry;
+    if ((entry.since <= version || SIMCUDA_BREAK("version-ignored")) && better(entry, best)) best = &entry;
   }
   *out = best != nullptr ? reinterpret_cast<void*>(best->function) : nullptr;
   if (best != nullptr) return CU_GET_PROC_ADDRESS_SUCCESS;

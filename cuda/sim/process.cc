@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/control.h"
 #include "cuda/sim/faults.h"
 
@@ -18,6 +19,7 @@ std::atomic<Process*> g_process{nullptr};
 std::atomic<bool> g_forked{false};  // this process is a child of one that had called cuInit
 
 void MarkForked() {
+  if (SIMCUDA_BREAK("fork-goes-on")) return;
   if (g_process.load(std::memory_order_relaxed) != nullptr) g_forked.store(true, std::memory_order_relaxed);
 }
 
@@ -88,6 +90,7 @@ bool Process::IsOfEarlierLife(const VisibleDevice& device) const {
 }
 
 Process* Process::EnterForQuery(CUresult* result) {
+  if (g_process.load(std::memory_order_acquire) == nullptr && SIMCUDA_BREAK("init-not-needed")) Init();
   Process* const process = g_process.load(std::memory_order_acquire);
   if (process == nullptr || g_forked.load(std::memory_order_relaxed)) {
     *result = CUDA_ERROR_NOT_INITIALIZED;
@@ -101,6 +104,7 @@ Process* Process::Enter(CUresult* result) {
   if (process == nullptr) return nullptr;
   const CUresult sticky = process->sticky();
   if (sticky == CUDA_SUCCESS) return process;
+  if (SIMCUDA_BREAK("error-told-once")) process->sticky_ = CUDA_SUCCESS;
   *result = sticky;
   return nullptr;
 }
@@ -120,6 +124,7 @@ void Process::ReportXid(int ordinal, std::uint32_t code) {
 }
 
 void Process::Poison(CUresult error) {
+  if (SIMCUDA_BREAK("fault-ignored")) return;
   CUresult none = CUDA_SUCCESS;
   sticky_.compare_exchange_strong(none, error, std::memory_order_acq_rel);
 }

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/control.h"
 
 namespace simcuda {
@@ -179,7 +180,7 @@ std::uint64_t DeviceStore::NextId() { return ++bound_->last_id; }
 DeviceStore::Life DeviceStore::Probe(const std::string& path) const {
   const UniqueFd fd(::openat(directory_.get(), path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!fd.valid()) return errno == ENOENT ? Life::kDead : Life::kUnknown;
-  if (Flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return Life::kDead;
+  if (Flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return SIMCUDA_BREAK("dead-memory-kept") ? Life::kAlive : Life::kDead;
   return errno == EWOULDBLOCK ? Life::kAlive : Life::kUnknown;
 }
 
@@ -225,7 +226,7 @@ DeviceStore::Life DeviceStore::CollectIfDead(const std::string& directory, Objec
   if (held == Life::kDead || truth != nullptr) {
     const Life exported = ProbeExports(directory, &exports, truth != nullptr);
     if (exported == Life::kUnknown) return exported;
-    if (exported == Life::kAlive) life = Life::kAlive;
+    if (exported == Life::kAlive && !SIMCUDA_BREAK("descriptor-does-not-hold")) life = Life::kAlive;
   }
   if (life == Life::kDead) {
     ::unlinkat(directory_.get(), memory.c_str(), 0);
@@ -270,6 +271,7 @@ DeviceStore::Outcome DeviceStore::Adopt(std::uint64_t id, std::uint64_t bytes_if
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
   void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (data == MAP_FAILED) return Outcome::kSystem;
+  if (bytes_if_new != 0 && SIMCUDA_BREAK("memory-not-zeroed")) std::memset(data, 0xa5, kPage);
   out->reset(new Object(*this, id, static_cast<unsigned char*>(data), bytes));
   return Outcome::kOk;  // the descriptor closes here; the mapping keeps the description, and with it the lock
 }
@@ -277,8 +279,8 @@ DeviceStore::Outcome DeviceStore::Adopt(std::uint64_t id, std::uint64_t bytes_if
 DeviceStore::Outcome DeviceStore::Create(std::uint64_t bytes, std::shared_ptr<Object>* out) {
   const Locked locked(*this);
   const std::uint64_t capacity = config_.capacity_bytes;
-  if (bytes > capacity) return Outcome::kOutOfMemory;
-  if (bound_->used_at_most > capacity - bytes) {
+  if (bytes > capacity && !SIMCUDA_BREAK("capacity-ignored")) return Outcome::kOutOfMemory;
+  if (bound_->used_at_most > capacity - bytes && !SIMCUDA_BREAK("capacity-used-ignored")) {
     std::uint64_t used = 0;
     if (const Outcome outcome = Scan(nullptr, &used, false); outcome != Outcome::kOk) return outcome;
     if (used > capacity - bytes) return Outcome::kOutOfMemory;
@@ -297,6 +299,10 @@ DeviceStore::Outcome DeviceStore::Export(const Object& object, int* fd) {
   const std::string name = Hex(object.id()) + "/fd-" + Hex(NextId());
   UniqueFd exported(::openat(directory_.get(), name.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0644));
   if (!exported.valid()) return FromErrno();
+  if (SIMCUDA_BREAK("descriptor-maps")) {
+    exported.reset(::openat(directory_.get(), name.c_str(), O_RDWR));
+    if (::ftruncate(exported.get(), kPage) != 0) return Outcome::kSystem;
+  }
   if (Flock(exported.get(), LOCK_SH | LOCK_NB) != 0) return Outcome::kSystem;
   *fd = exported.release();
   return Outcome::kOk;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cuda/sim/api_call.h"
+#include "cuda/sim/breaks.h"
 
 namespace simcuda {
 
@@ -81,6 +82,7 @@ void Stream::Run() {
       queue_.pop_front();
     }
     // Marks are of work that was enqueued before this one: waiting for them cannot go in a circle.
+    if (SIMCUDA_BREAK("streams-not-ordered")) work.after.clear();
     for (const Mark& mark : work.after) mark.Wait();
     work.run();
     work = Work{};  // what it referred to goes before it counts as done

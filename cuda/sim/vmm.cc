@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
 #include "base/checked.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/faults.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -55,7 +57,8 @@ CUresult CheckProp(const CUmemAllocationProp& prop, std::size_t devices) {
   const auto types = static_cast<unsigned>(prop.requestedHandleTypes);
   if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return Unknown(Question::kFabric);  // no channel to a fabric
   if ((types & ~static_cast<unsigned>(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  if (prop.location.type == CU_MEM_LOCATION_TYPE_HOST && types != 0) return CUDA_ERROR_INVALID_VALUE;  // never exportable
+  // Memory of the host as such is never exportable.
+  if (prop.location.type == CU_MEM_LOCATION_TYPE_HOST && types != 0) return CUDA_ERROR_INVALID_VALUE;
   if (prop.location.type == CU_MEM_LOCATION_TYPE_HOST || prop.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -69,12 +72,14 @@ CUresult CheckProp(const CUmemAllocationProp& prop, std::size_t devices) {
 // A range of addresses that the CPU cannot touch. 0 when there is none.
 CUdeviceptr ReserveAddresses(std::uint64_t bytes, std::uint64_t alignment, CUdeviceptr hint) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  if (hint != 0) {
+  if (hint != 0 && !SIMCUDA_BREAK("hint-ignored")) {
     // A hint that is taken is not an error: the driver gives another range.
     void* const wanted = reinterpret_cast<void*>(static_cast<std::uintptr_t>(hint));
     void* const got = ::mmap(wanted, bytes, PROT_NONE, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
     if (got == wanted) return hint;
     if (got != MAP_FAILED) ::munmap(got, bytes);  // an old kernel takes the flag for a mere hint
+    if (SIMCUDA_BREAK("hint-taken-refused")) return 0;
+    if (SIMCUDA_BREAK("ranges-overlap")) return hint;
   }
   const auto padded = gpumem::CheckedAdd(bytes, alignment);
   if (!padded) return 0;
@@ -89,6 +94,8 @@ CUdeviceptr ReserveAddresses(std::uint64_t bytes, std::uint64_t alignment, CUdev
 }
 
 bool Permits(CUmemAccess_flags flags, Vmm::Need need) {
+  if (flags == CU_MEM_ACCESS_FLAGS_PROT_NONE && SIMCUDA_BREAK("access-not-needed")) return true;
+  if (flags == CU_MEM_ACCESS_FLAGS_PROT_READ && SIMCUDA_BREAK("read-only-writable")) return true;
   return need == Vmm::Need::kRead ? flags != CU_MEM_ACCESS_FLAGS_PROT_NONE
                                   : flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 }
@@ -120,6 +127,7 @@ Vmm::Mappings::iterator Vmm::MappingAt(CUdeviceptr address) {
 // Whether the range is made of whole mappings, without holes.
 bool Vmm::CoversWhole(CUdeviceptr address, std::uint64_t bytes) {
   if (bytes == 0) return false;
+  if (AnyMapping(address, bytes) && SIMCUDA_BREAK("ranges-with-holes")) return true;
   for (auto at = mappings_.find(address); at != mappings_.end(); at = mappings_.find(address)) {
     if (at->second.bytes > bytes) return false;
     address += at->second.bytes;
@@ -146,11 +154,18 @@ bool Vmm::InOneReservation(CUdeviceptr address, std::uint64_t bytes) {
 CUresult Vmm::Create(CUmemGenericAllocationHandle* out, std::uint64_t bytes, const CUmemAllocationProp& prop) {
   if (const CUresult result = CheckProp(prop, visible_.size()); result != CUDA_SUCCESS) return result;
   DeviceStore& store = *visible_[static_cast<std::size_t>(prop.location.id)];
-  if (bytes == 0 || bytes % store.config().granularity_bytes != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes % store.config().granularity_bytes != 0 && !SIMCUDA_BREAK("size-not-checked")) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   std::shared_ptr<Object> object;
   const Outcome outcome = store.Create(bytes, &object);
   if (outcome != Outcome::kOk) return FromOutcome(outcome);
   *out = AddHandle(std::move(object), prop);
+  if (SIMCUDA_BREAK("reference-too-many")) {
+    const MutexLock lock(&mu_);
+    ++FindHandle(*out)->references;
+  }
   return CUDA_SUCCESS;
 }
 
@@ -160,6 +175,12 @@ CUresult Vmm::Release(CUmemGenericAllocationHandle handle) {
   Handle* const entry = FindHandle(handle);
   if (entry == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (--entry->references > 0) return CUDA_SUCCESS;
+  if (SIMCUDA_BREAK("release-unmaps")) {
+    for (auto at = mappings_.begin(); at != mappings_.end();) {
+      at = at->second.handle == handle ? mappings_.erase(at) : std::next(at);
+    }
+  }
+  if (SIMCUDA_BREAK("stale-handle-accepted")) return CUDA_SUCCESS;
   dropped = std::move(entry->object);
   handles_.erase(handle);
   return CUDA_SUCCESS;
@@ -171,7 +192,8 @@ CUresult Vmm::Export(CUmemGenericAllocationHandle handle, int* fd) {
     const MutexLock lock(&mu_);
     const Handle* const entry = FindHandle(handle);
     if (entry == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (entry->prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+    if (entry->prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+        !SIMCUDA_BREAK("export-without-type")) {
       return Unknown(Question::kExportType);
     }
     object = entry->object;
@@ -191,7 +213,14 @@ CUresult Vmm::Import(int fd, CUmemGenericAllocationHandle* out) {
     const Outcome outcome = visible_[i]->Import(fd, &object);
     if (outcome == Outcome::kNotOurs) continue;
     if (outcome != Outcome::kOk) return FromOutcome(outcome);
-    prop.location.id = static_cast<int>(i);
+    prop.location.id = SIMCUDA_BREAK("import-location-fixed") ? 0 : static_cast<int>(i);
+    if (SIMCUDA_BREAK("import-copies")) {
+      std::shared_ptr<Object> copy;
+      if (visible_[i]->Create(object->bytes(), &copy) != Outcome::kOk) return CUDA_ERROR_OUT_OF_MEMORY;
+      std::memcpy(copy->data(), object->data(), object->bytes());
+      object = std::move(copy);
+    }
+    if (SIMCUDA_BREAK("import-closes-the-descriptor")) ::close(fd);
     *out = AddHandle(std::move(object), prop);
     return CUDA_SUCCESS;
   }
@@ -203,6 +232,11 @@ CUresult Vmm::Import(int fd, CUmemGenericAllocationHandle* out) {
       if (gpu && ours->config().gpu == gpu) return CUDA_ERROR_NOT_SUPPORTED;
     }
     return Unknown(Question::kHiddenDevice);
+  }
+  if (SIMCUDA_BREAK("foreign-descriptor-accepted") &&
+      visible_[0]->Create(visible_[0]->config().granularity_bytes, &object) == Outcome::kOk) {
+    *out = AddHandle(std::move(object), prop);
+    return CUDA_SUCCESS;
   }
   return Unknown(Question::kForeignFd);
 }
@@ -243,6 +277,10 @@ CUresult Vmm::Retain(CUdeviceptr address, CUmemGenericAllocationHandle* out) {
   const MutexLock lock(&mu_);
   const auto at = MappingAt(address);
   if (at == mappings_.end()) return Unknown(Question::kRetainUnmapped);
+  if (SIMCUDA_BREAK("retain-does-not-count") && handles_.count(at->second.handle) != 0) {
+    *out = at->second.handle;
+    return CUDA_SUCCESS;
+  }
   // Also after the handle's last release: the mapping brings the same value back to life.
   Handle& entry = handles_[at->second.handle];
   if (entry.references == 0) {
@@ -271,8 +309,9 @@ CUresult Vmm::Free(CUdeviceptr address, std::uint64_t bytes) {
   {
     const MutexLock lock(&mu_);
     const auto found = reservations_.find(address);
-    if (found == reservations_.end() || found->second != bytes) return CUDA_ERROR_INVALID_VALUE;
-    if (AnyMapping(address, bytes)) return Unknown(Question::kFreeWhileMapped);
+    if (found == reservations_.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (found->second != bytes && !SIMCUDA_BREAK("free-in-part")) return CUDA_ERROR_INVALID_VALUE;
+    if (AnyMapping(address, bytes) && !SIMCUDA_BREAK("free-while-mapped")) return Unknown(Question::kFreeWhileMapped);
     reservations_.erase(found);
   }
   ::munmap(reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), bytes);
@@ -283,24 +322,36 @@ CUresult Vmm::Map(CUdeviceptr address, std::uint64_t bytes, CUmemGenericAllocati
   const MutexLock lock(&mu_);
   const Handle* const entry = FindHandle(handle);
   if (entry == nullptr || address == 0 || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (bytes != entry->object->bytes()) return Unknown(Question::kMapSize);
+  if (bytes < entry->object->bytes() && !SIMCUDA_BREAK("map-in-part")) return Unknown(Question::kMapSize);
+  if (bytes > entry->object->bytes() && !SIMCUDA_BREAK("map-beyond")) return Unknown(Question::kMapSize);
   if (address % entry->object->store().config().granularity_bytes != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!InOneReservation(address, bytes)) return Unknown(Question::kMapUnreserved);
-  if (AnyMapping(address, bytes)) return Unknown(Question::kMapOverMapped);
+  if (!InOneReservation(address, bytes) && !SIMCUDA_BREAK("map-unreserved")) return Unknown(Question::kMapUnreserved);
+  if (AnyMapping(address, bytes) && !SIMCUDA_BREAK("map-over")) return Unknown(Question::kMapOverMapped);
   Mapping& mapping = mappings_[address];
   mapping.bytes = bytes;
   mapping.handle = handle;
   mapping.object = entry->object;
   mapping.prop = entry->prop;
-  mapping.access.assign(visible_.size(), CU_MEM_ACCESS_FLAGS_PROT_NONE);
+  mapping.access.assign(visible_.size(), SIMCUDA_BREAK("map-gives-access") ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                                           : CU_MEM_ACCESS_FLAGS_PROT_NONE);
+  if (SIMCUDA_BREAK("memory-cpu-visible")) {
+    ::mprotect(reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)), bytes, PROT_READ | PROT_WRITE);
+  }
   return CUDA_SUCCESS;
 }
 
 CUresult Vmm::Unmap(CUdeviceptr address, std::uint64_t bytes) {
   std::vector<std::shared_ptr<Object>> dropped;  // outlives the lock, as in Release
   const MutexLock lock(&mu_);
+  const auto part = MappingAt(address);
+  if (part != mappings_.end() && bytes < part->second.bytes && SIMCUDA_BREAK("unmap-in-part")) {
+    dropped.push_back(std::move(part->second.object));
+    mappings_.erase(part);
+    return CUDA_SUCCESS;
+  }
   if (!CoversWhole(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   for (auto at = mappings_.find(address); at != mappings_.end() && at->first - address < bytes;) {
+    if (SIMCUDA_BREAK("unmap-clears")) std::memset(at->second.object->data(), 0, at->second.bytes);
     dropped.push_back(std::move(at->second.object));
     at = mappings_.erase(at);
   }
@@ -322,10 +373,13 @@ CUresult Vmm::SetAccess(CUdeviceptr address, std::uint64_t bytes, const CUmemAcc
     }
   }
   const MutexLock lock(&mu_);
-  if (!CoversWhole(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!CoversWhole(address, bytes) && !(MappingAt(address) != mappings_.end() && SIMCUDA_BREAK("access-in-part"))) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   for (auto at = mappings_.find(address); at != mappings_.end() && at->first - address < bytes; ++at) {
     for (std::size_t i = 0; i < count; ++i) {
       at->second.access[static_cast<std::size_t>(desc[i].location.id)] = desc[i].flags;
+      if (SIMCUDA_BREAK("access-for-all-devices")) at->second.access.assign(visible_.size(), desc[i].flags);
     }
   }
   return CUDA_SUCCESS;

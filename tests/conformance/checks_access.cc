@@ -80,8 +80,8 @@ CONFORMANCE_CHECK(CopyWithoutAccess, "access.none.copy", "a copy to or from a ma
   const std::uint64_t unit = Unit(t);
   const Memory memory = CreateMapped(t, unit, kNone);
   std::uint32_t word = 1;
-  CODE(cu.MemcpyHtoD(memory.address, &word, sizeof word), kInvalid);
-  CODE(cu.MemcpyDtoH(&word, memory.address, sizeof word), kInvalid);
+  REFUSED("cuMemcpyHtoD", cu.MemcpyHtoD(memory.address, &word, sizeof word), kInvalid);
+  REFUSED("cuMemcpyDtoH", cu.MemcpyDtoH(&word, memory.address, sizeof word), kInvalid);
   MUST(cu.CtxSynchronize());
   Allow(t, memory.address, unit);
   MUST(cu.MemcpyHtoD(memory.address, &word, sizeof word));
@@ -97,7 +97,7 @@ CONFORMANCE_CHECK(CopyToReadOnly, "access.read-only.copy",
   Allow(t, memory.address, unit, kRead);
   const Memory source = CreateMapped(t, unit);
   std::uint32_t word = 0xbad;
-  CODE(cu.MemcpyHtoD(memory.address, &word, sizeof word), kInvalid);
+  REFUSED("cuMemcpyHtoD", cu.MemcpyHtoD(memory.address, &word, sizeof word), kInvalid);
   REFUSED("cuMemsetD32", cu.MemsetD32(memory.address, 0xbad, 1), kInvalid);
   REFUSED("cuMemcpyDtoD", cu.MemcpyDtoD(memory.address, source.address, 64), kInvalid);
   REFUSED("cuMemsetD32Async", cu.MemsetD32Async(memory.address, 0xbad, 1, NewStream(t)), kInvalid);
@@ -162,7 +162,7 @@ CONFORMANCE_CHECK(AliasAccess, "access.per-mapping", "each mapping of a handle h
   std::uint32_t word = 4;
   MUST(cu.MemcpyHtoD(writer.address, &word, sizeof word));
   t.Equal("read through the reader's", Word(t, reader.address), 4);
-  CODE(cu.MemcpyHtoD(reader.address, &word, sizeof word), kInvalid);
+  REFUSED("a copy through the reader's", cu.MemcpyHtoD(reader.address, &word, sizeof word), kInvalid);
 }
 
 CONFORMANCE_CHECK(AccessDoesNotTravel, "access.does-not-travel",

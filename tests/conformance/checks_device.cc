@@ -325,7 +325,7 @@ CONFORMANCE_CHECK(NvmlMemory, "nvml.memory", "NVML's used memory moves with what
   TRUE(nvml.Used() >= before + bytes / 2);
   MUST(cu.MemRelease(handle));
   const double start = Now();
-  while (nvml.Used() > before + bytes / 2 && Now() < start + 15) Sleep(0.005);
+  while (nvml.Used() > before + bytes / 2 && Now() < start + 6) Sleep(0.005);
   TRUE(nvml.Used() <= before + bytes / 2);
   t.Reading("from the release until it is seen", Milliseconds(Now() - start));
 }
@@ -353,7 +353,7 @@ CONFORMANCE_CHECK(NvmlProcesses, "nvml.processes", "NVML lists a process with a 
   const pid_t pid = owner.pid();
   owner.Kill();
   const double start = Now();
-  while (nvml.Lists(pid) && Now() < start + 15) Sleep(0.002);
+  while (nvml.Lists(pid) && Now() < start + 6) Sleep(0.002);
   TRUE(!nvml.Lists(pid));
   t.Reading("from a process's end until it is not listed", Milliseconds(Now() - start));
 }

@@ -377,11 +377,11 @@ CONFORMANCE_CHECK(ReserveArguments, "vmm.reserve.arguments", "what is no range i
   EITHER("hint 4096", cu.MemAddressReserve(&address, 2 * kMiB, 0, 4096, 0), kInvalid);
 }
 
-CONFORMANCE_CHECK(ReserveTooLarge, "vmm.reserve.limit", "the address space ends: OUT_OF_MEMORY, and nothing is lost",
+CONFORMANCE_CHECK(ReserveTooLarge, "vmm.reserve.limit", "the address space ends, and asking for more loses nothing",
                   "PyTorch#192269 [R]") {
   Init(t);
   CUdeviceptr address = 0;
-  CODE(cu.MemAddressReserve(&address, std::uint64_t{1} << 47, 0, 0, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  REFUSED("2^47 bytes", cu.MemAddressReserve(&address, std::uint64_t{1} << 47, 0, 0, 0), CUDA_ERROR_OUT_OF_MEMORY);
   const CUdeviceptr some = Reserve(t, kGiB);
   MUST(cu.MemAddressFree(some, kGiB));
 }
@@ -413,7 +413,7 @@ CONFORMANCE_CHECK(ReserveAlignment, "vmm.reserve.alignment", "a range begins at 
   t.Reading("an alignment of 1 GiB", address % kGiB == 0 ? "kept" : "ignored", "kept");
 }
 
-CONFORMANCE_CHECK(HintHonoured, "vmm.reserve.hint", "a hint that is free is honoured",
+CONFORMANCE_CHECK(HintHonoured, "vmm.reserve.hint", "a hint that is free is honoured, though never by promise",
                   "cuda.h [D] 'hint'; VMM_DESIGN [D'], GMS [S]") {
   Init(t);
   const CUdeviceptr space = Reserve(t, kGiB);
@@ -421,7 +421,7 @@ CONFORMANCE_CHECK(HintHonoured, "vmm.reserve.hint", "a hint that is free is hono
   MUST(cu.MemAddressFree(space, kGiB));
   CUdeviceptr address = 0;
   MUST(cu.MemAddressReserve(&address, 64 * kMiB, 0, hint, 0));
-  t.Equal("the address", address, hint);
+  t.Reading("a free hint", address == hint ? "honoured" : "not honoured", "honoured");
   MUST(cu.MemAddressFree(address, 64 * kMiB));
 }
 

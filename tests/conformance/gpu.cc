@@ -126,7 +126,7 @@ std::uint64_t FreeBytes(Check& t) {
 }
 
 std::uint64_t WaitForFree(Check& t, std::uint64_t bytes) {
-  constexpr double kLongest = 15;  // for the end of a process, and for scrubbing
+  constexpr double kLongest = 6;  // for the end of a process, and for scrubbing
   const double end = Now() + kLongest;
   std::uint64_t free = FreeBytes(t);
   while (free < bytes && Now() < end) {

@@ -49,7 +49,7 @@ constexpr char kUsage[] =
 
   conformance [--list] [--device N] [--strict] [--json FILE] [--no-hold] [FILTER...]
 
-  FILTER       only the checks whose names contain it
+  FILTER       only the check of that name, or the checks whose names contain it
   --list       the checks, the facts they state and where those are from
   --device N   the device to use (0)
   --strict     also where the driver's answer is not known for sure: the strictest one (what the simulation gives)
@@ -321,11 +321,15 @@ std::vector<UniqueFd> HoldDevices() {
   return held;
 }
 
+// A filter that is a whole name selects that check alone, also where it begins others.
 bool Matches(const Arguments& arguments, const Definition& definition) {
   if (arguments.filters.empty()) return true;
-  return std::any_of(arguments.filters.begin(), arguments.filters.end(), [&](const std::string& filter) {
-    return std::strstr(definition.name, filter.c_str()) != nullptr;
-  });
+  const std::vector<Definition> all = AllDefinitions();
+  for (const std::string& filter : arguments.filters) {
+    const bool whole = std::any_of(all.begin(), all.end(), [&](const Definition& each) { return filter == each.name; });
+    if (whole ? filter == definition.name : std::strstr(definition.name, filter.c_str()) != nullptr) return true;
+  }
+  return false;
 }
 
 int List(const Arguments& arguments) {
