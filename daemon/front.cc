@@ -106,8 +106,9 @@ absl::StatusOr<Sockets> OpenSockets(const Config& config) {
   sockets.operators = *operators;
   const auto open = [&](session::ListeningSocket* socket, const char* name, const session::ListenerOptions& options) {
     auto opened = OpenSocket(&*inherited, name, options);
-    if (opened.ok()) *socket = *std::move(opened);
-    return opened.status();
+    if (!opened.ok()) return opened.status();
+    *socket = *std::move(opened);
+    return absl::OkStatus();
   };
   absl::Status status =
       open(&sockets.control, kControlName, {config.control_socket(), "socket_dir", SOCK_STREAM, worker_mode, *workers});

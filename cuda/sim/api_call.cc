@@ -1,6 +1,7 @@
 // cuda/sim/api_call.cc: see the header.
 #include "cuda/sim/api_call.h"
 
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/faults.h"
 #include "cuda/sim/process.h"
 
@@ -14,7 +15,8 @@ CUresult ResultOf(const Verdict& verdict, Process* process) {
     case Verdict::Kind::kFail:
       return static_cast<CUresult>(verdict.code);
     case Verdict::Kind::kPoison:
-      if (process != nullptr) process->Poison(static_cast<CUresult>(verdict.code));
+      if (process != nullptr && !SIMCUDA_BREAK("poison-told-once"))
+        process->Poison(static_cast<CUresult>(verdict.code));
       return static_cast<CUresult>(verdict.code);
     case Verdict::Kind::kLost:
       return static_cast<CUresult>(AnswerTo(Question::kDeviceLost));

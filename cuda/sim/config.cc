@@ -259,7 +259,7 @@ std::vector<int> SelectVisible(const Config& config, const char* variable) {
   }
   if (SIMCUDA_BREAK("visible-sorted")) std::sort(selected.begin(), selected.end());
   const auto mig = std::find_if(selected.begin(), selected.end(), is_mig);
-  if (mig != selected.end()) return {*mig};
+  if (mig != selected.end() && !SIMCUDA_BREAK("mig-sees-all")) return {*mig};
   return selected;
 }
 

@@ -11,6 +11,8 @@
 
 #include <cerrno>
 
+#include "cuda/sim/breaks.h"
+
 namespace simcuda {
 namespace {
 
@@ -27,7 +29,9 @@ ssize_t ReadByte(int fd) {
 [[noreturn]] void Engine(int pipe, Duration time, const std::function<void()>& kernel) {
   ::prctl(PR_SET_NAME, "simcuda-engine");
   // Whatever the process held (its witness pipe, its sockets) is not the engine's to keep.
-  if (pipe > 3) ::syscall(SYS_close_range, 3u, static_cast<unsigned>(pipe) - 1, 0u);
+  if (pipe > 3 && !SIMCUDA_BREAK("engine-keeps-descriptors")) {
+    ::syscall(SYS_close_range, 3u, static_cast<unsigned>(pipe) - 1, 0u);
+  }
   ::syscall(SYS_close_range, static_cast<unsigned>(pipe) + 1, ~0u, 0u);
   if (ReadByte(pipe) != 0) ::_exit(0);  // it ended by itself
   // The alarm ends the engine, also inside a kernel that never returns.
@@ -41,7 +45,7 @@ ssize_t ReadByte(int fd) {
   timer.it_value.tv_usec = static_cast<suseconds_t>(time.count() % 1000000);
   ::setitimer(ITIMER_REAL, &timer, nullptr);
   while (true) {
-    kernel();
+    if (!SIMCUDA_BREAK("engine-writes-nothing")) kernel();
     ::usleep(100);
   }
 }
@@ -50,7 +54,7 @@ ssize_t ReadByte(int fd) {
 
 DeadWriter::DeadWriter(Vmm& vmm, Duration time, const std::function<void()>& kernel) {
   int ends[2];
-  if (time == Duration::zero() || ::pipe2(ends, O_CLOEXEC) != 0) return;
+  if (time == Duration::zero() || SIMCUDA_BREAK("engine-dies-along") || ::pipe2(ends, O_CLOEXEC) != 0) return;
   const pid_t child = vmm.ForkUnlocked();
   if (child == 0) {
     ::close(ends[1]);

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/mutex.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/control.h"
 
 namespace simcuda {
@@ -83,7 +84,7 @@ const std::set<std::string>& NamesOfThisProcess() {
 }
 
 bool MatchesThisProcess(const Rule& rule) {
-  return rule.process == "*" || rule.process == std::to_string(::getpid()) ||
+  return rule.process == "*" || SIMCUDA_BREAK("rule-process-ignored") || rule.process == std::to_string(::getpid()) ||
          NamesOfThisProcess().count(rule.process) > 0;
 }
 
@@ -117,7 +118,7 @@ DeviceState StateOnceNotHung(Control& control, const gpumem::DeviceUuid& device)
   while (true) {
     const std::uint32_t seen = control.generation();
     const DeviceState state = Load(control)->DeviceOf(device).state;
-    if (state != DeviceState::kHung) return state;
+    if (state != DeviceState::kHung || SIMCUDA_BREAK("hung-works")) return state;
     control.WaitForChange(seen, kLookAgain);
   }
 }
@@ -125,7 +126,7 @@ DeviceState StateOnceNotHung(Control& control, const gpumem::DeviceUuid& device)
 // False: the call ends here with `*verdict`.
 bool Apply(Control& control, const Rule& rule, Verdict* verdict) {
   const std::uint64_t call = control.CountCall(rule);
-  if (call < rule.first_call || call > rule.last_call) return true;
+  if ((call < rule.first_call || call > rule.last_call) && !SIMCUDA_BREAK("rule-call-ignored")) return true;
   if (rule.action == Action::kBlock && control.Counts(rule).released) return true;
   control.CountAction(rule);
   switch (rule.action) {
@@ -138,15 +139,16 @@ bool Apply(Control& control, const Rule& rule, Verdict* verdict) {
       verdict->kind = Verdict::Kind::kLost;
       return false;
     case Action::kDelay:
-      Spend(rule.delay);
+      if (!SIMCUDA_BREAK("delay-passes")) Spend(rule.delay);
       return true;
     case Action::kBlock:
-      Block(control, rule);
+      if (!SIMCUDA_BREAK("block-passes")) Block(control, rule);
       return true;
     case Action::kKillBefore:
       KillThisProcess();
       return false;
     case Action::kKillAfter:
+      if (SIMCUDA_BREAK("kill-after-is-before")) KillThisProcess();
       verdict->kill_after = true;
       return true;
   }
@@ -170,10 +172,11 @@ Verdict PassFaultPoint(std::string_view entry, const gpumem::DeviceUuid* device)
   }
   for (const Rule& rule : settings->rules) {
     if (!rule.MatchesEntry(entry) || !MatchesThisProcess(rule)) continue;
-    if (rule.device && (device == nullptr || *rule.device != *device)) continue;
+    const bool other_device = rule.device && (device == nullptr || *rule.device != *device);
+    if (other_device && !SIMCUDA_BREAK("rule-device-ignored")) continue;
     if (!Apply(*control, rule, &verdict)) return verdict;
   }
-  if (device != nullptr && StateOnceNotHung(*control, *device) == DeviceState::kLost) {
+  if (device != nullptr && StateOnceNotHung(*control, *device) == DeviceState::kLost && !SIMCUDA_BREAK("lost-works")) {
     verdict.kind = Verdict::Kind::kLost;
   }
   return verdict;
@@ -193,6 +196,7 @@ std::shared_ptr<const Settings> CurrentSettings() {
 int AnswerTo(Question question) {
   Control* const control = Control::OfProcess();
   if (control == nullptr || NothingSet(*control)) return Questions()[static_cast<std::size_t>(question)].fallback;
+  if (SIMCUDA_BREAK("answers-ignored")) return Questions()[static_cast<std::size_t>(question)].fallback;
   return Load(*control)->AnswerTo(question);
 }
 

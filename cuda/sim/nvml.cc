@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/config.h"
 #include "cuda/sim/control.h"
 #include "cuda/sim/faults.h"
@@ -72,6 +73,7 @@ class NvmlCall {
     kill_after_ = verdict.kill_after;
     if (verdict.kind == simcuda::Verdict::Kind::kGo) return;
     const bool lost = verdict.kind == simcuda::Verdict::Kind::kLost;
+    if (lost && SIMCUDA_BREAK("nvml-knows-no-loss")) return;
     result_ = lost ? NVML_ERROR_GPU_IS_LOST : static_cast<nvmlReturn_t>(verdict.code);
   }
 
@@ -330,6 +332,7 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
     if (!known) continue;
     values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
     values[i].value.uiVal = static_cast<unsigned int>(call.settings().recovery_action);
+    if (SIMCUDA_BREAK("no-recovery-action")) values[i].value.uiVal = 0;
   }
   return NVML_SUCCESS;
 }
@@ -386,7 +389,8 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t* data, unsi
       for (const simcuda::XidEvent& event : control->XidsAfter(events->seen)) {
         events->seen = event.sequence;
         for (const std::size_t index : events->devices) {
-          if (call.machine().devices[index]->config().uuid != event.device) continue;
+          const bool other = call.machine().devices[index]->config().uuid != event.device;
+          if (other && !SIMCUDA_BREAK("xid-of-any-device")) continue;
           *data = nvmlEventData_t{HandleOf(index), nvmlEventTypeXidCriticalError, event.code, ~0u, ~0u};
           return NVML_SUCCESS;
         }

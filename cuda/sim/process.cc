@@ -86,6 +86,7 @@ Process* Process::IfInitialised() { return g_process.load(std::memory_order_acqu
 bool Process::IsForkedChild() { return g_forked.load(std::memory_order_relaxed); }
 
 bool Process::IsOfEarlierLife(const VisibleDevice& device) const {
+  if (SIMCUDA_BREAK("recovered-for-all")) return false;
   return CurrentSettings()->DeviceOf(device.store->config().uuid).life != device.life;
 }
 
@@ -120,7 +121,8 @@ Process* Process::EnterForVmm(CUresult* result) {
 
 void Process::ReportXid(int ordinal, std::uint32_t code) {
   Control* const control = Control::OfProcess();
-  if (control != nullptr) control->PostXid(devices_[static_cast<std::size_t>(ordinal)].store->config().uuid, code);
+  if (control != nullptr && !SIMCUDA_BREAK("fault-without-xid"))
+    control->PostXid(devices_[static_cast<std::size_t>(ordinal)].store->config().uuid, code);
 }
 
 void Process::Poison(CUresult error) {

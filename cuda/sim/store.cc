@@ -380,7 +380,7 @@ DeviceStore::Outcome DeviceStore::Processes(std::chrono::microseconds lag, std::
     if (life == Life::kUnknown) return FromErrno();
     if (life == Life::kAlive) {
       add(name);
-    } else if (lag.count() == 0) {
+    } else if (lag.count() == 0 || SIMCUDA_BREAK("lists-never-lag")) {
       ::unlinkat(directory_.get(), name.c_str(), 0);
     } else {  // renaming sets its ctime, which is when it was noticed
       const std::string gone = kGone + name.substr(std::strlen(kProcess));
@@ -403,12 +403,12 @@ DeviceStore::Outcome DeviceStore::Processes(std::chrono::microseconds lag, std::
 
 bool DeviceStore::NodeIsOpen() const {
   const UniqueFd writer(::openat(directory_.get(), kNode, O_WRONLY | O_NONBLOCK | O_CLOEXEC));
-  return writer.valid() || errno != ENXIO;
+  return (writer.valid() || errno != ENXIO) && !SIMCUDA_BREAK("node-opens-nothing");
 }
 
 DeviceStore::Outcome DeviceStore::OpenNode(bool persistence, UniqueFd* out) {
   const Locked locked(*this);
-  if (!persistence && !NodeIsOpen()) ClearLocked();
+  if (!persistence && !NodeIsOpen() && !SIMCUDA_BREAK("always-persistent")) ClearLocked();
   out->reset(::openat(directory_.get(), kNode, O_RDWR | O_CLOEXEC));
   return out->valid() ? Outcome::kOk : FromErrno();
 }

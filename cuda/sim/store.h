@@ -145,7 +145,7 @@ class DeviceStore {
   struct Bound;
   enum class Life { kAlive, kDead, kUnknown };
 
-  DeviceStore(DeviceConfig config) : config_(std::move(config)) {}
+  explicit DeviceStore(DeviceConfig config) : config_(std::move(config)) {}
   Life Probe(const std::string& path) const;
   Life ProbeExports(const std::string& directory, std::uint32_t* alive, bool count_all) const;
   Life CollectIfDead(const std::string& directory, ObjectTruth* truth);
