@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "cuda/sim/api_call.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/plain_memory.h"
 #include "cuda/sim/process.h"
 #include "cuda/sim/sim_api.h"
@@ -65,6 +66,7 @@ bool GetRange(CUpointer_attribute attribute, const Target& target, Value* value)
       return true;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
       value->Set<size_t>(plain ? target.plain->bytes : target.place.range_bytes);
+      if (SIMCUDA_BREAK("range-not-told")) value->Set<size_t>(0);
       return true;
     case CU_POINTER_ATTRIBUTE_MAPPED:
       value->Set<int>(target.mapped() ? 1 : 0);

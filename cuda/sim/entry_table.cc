@@ -42,6 +42,7 @@ CUdriverProcAddressQueryResult Find(const char* name, int version, bool per_thre
   bool known = false;
   for (const Entry& entry : kEntries) {
     if (std::strcmp(entry.base, name) != 0 || (entry.per_thread && !per_thread)) continue;
+    if (entry.per_thread && SIMCUDA_BREAK("per-thread-ignored")) continue;
     known = true;
     if ((entry.since <= version || SIMCUDA_BREAK("version-ignored")) && better(entry, best)) best = &entry;
   }
