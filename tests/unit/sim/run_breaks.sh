@@ -22,7 +22,7 @@ for line in "${lines[@]}"; do
   rm -f "$sign"
   said=0
   # A broken rule may leave the test waiting for what never comes: that it does not pass is what is asked.
-  SIMCUDA_BREAK=$name SIMCUDA_BREAK_REACHED=$sign timeout -k 1 "${GPUMEM_BREAK_SECONDS:-4}" \
+  SIMCUDA_BREAK=$name SIMCUDA_BREAK_REACHED=$sign timeout -k 1 "${GPUMEM_BREAK_SECONDS:-3}" \
     "$test" --gtest_filter="${line#* }" >"$sign.log" 2>&1 || said=$?
   if [[ ! -e $sign ]]; then
     echo "$name: ${line#* } does not reach the rule"
