@@ -7,8 +7,11 @@ consumer=$2
 work=$(mktemp -d /tmp/gpumem-install-XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cmake --install "$build" --prefix "$work/prefix" --component client >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-cmake -S "$consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Debug >"$work/log" 2>&1 &&
-  cmake --build "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+if ! { cmake -S "$consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Debug &&
+  cmake --build "$work/build"; } >"$work/log" 2>&1; then
+  cat "$work/log"
+  exit 1
+fi
 "$work/build/consumer_c"
 "$work/build/consumer_cc"
 pc=$(dirname "$(find "$work/prefix" -name gpumem.pc)")
