@@ -39,9 +39,9 @@ struct Value {
 
   template <typename T>
   void Set(T value) {
-    static_assert(sizeof value <= sizeof bytes);
-    std::memcpy(bytes, &value, sizeof value);
-    size = sizeof value;
+    static_assert(sizeof(T) <= sizeof bytes);
+    std::memcpy(bytes, &value, sizeof(T));
+    size = sizeof(T);
   }
 };
 
@@ -179,7 +179,7 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attribu
   }
   for (unsigned int i = 0; i < count; ++i) {
     Value value;
-    if (Get(process, attributes[i], address, &value) != CUDA_SUCCESS) value = Value{};
+    (void)Get(process, attributes[i], address, &value);  // leaves it zero where it fails
     std::memcpy(data[i], value.bytes, SizeOf(attributes[i]));
   }
   return CUDA_SUCCESS;
