@@ -55,6 +55,9 @@ Status EventQueue::Watch(int fd) {
 Status EventQueue::Restart(std::unique_ptr<Http2Connection> stream) {
   if (Status status = Watch(stream->fd()); !status.ok()) return status;
   stream_ = std::move(stream);
+  // What came while the call was begun was read with it: its descriptor alone would not tell.
+  ReadStream();
+  SetReadable();
   return {};
 }
 
@@ -65,7 +68,7 @@ void EventQueue::SetReadable() {
   count = 1;
   // Another thread may have learned something between the last look and the read above.
   const bool news = (!fence_told_ && channel_->fenced().has_value()) || (!disconnected_ && channel_->dead());
-  if (!events_.empty() || news) (void)!::write(ready_.get(), &count, sizeof(count));
+  if (!events_.empty() || !refused_.ok() || news) (void)!::write(ready_.get(), &count, sizeof(count));
 }
 
 void EventQueue::Disconnected() {
@@ -128,8 +131,9 @@ Status EventQueue::Next(ClientEvent* event, bool* got) {
     *event = std::move(events_.front());
     events_.pop_front();
   }
+  Status refused = *got ? Status() : std::exchange(refused_, Status());
   SetReadable();
-  return *got ? Status() : std::exchange(refused_, Status());
+  return refused;
 }
 
 }  // namespace gpumem::client

@@ -9,15 +9,9 @@
 #include <memory>
 
 #include "cuda/driver.h"
+#include "cuda/kernels_ptx.h"
 
 namespace gpumem::cuda {
-
-// The module's text, null-terminated.
-//   gpumem_fill(u64 address, u64 count, u32 value)     stores `value` into `count` u32 words
-//   gpumem_checksum(u64 address, u64 bytes, u64 out)   adds the checksum of cuda/checksum.h to the u64 at `out`
-//   gpumem_store(u64 address, u32 value)               stores one u32
-// Addresses are device addresses, aligned to 4 (fill, store) or 8 (checksum) bytes. Any grid and block size is right.
-extern const char kKernelsPtx[];
 
 // The loaded module. Belongs to the context that was current at Load, which must be current at every call and at
 // destruction. Calls are asynchronous: a bad address shows as an error of a later call.

@@ -13,6 +13,7 @@ enum nvmlReturn_t {
   NVML_ERROR_NOT_FOUND = 6,
   NVML_ERROR_INSUFFICIENT_SIZE = 7,
   NVML_ERROR_DRIVER_NOT_LOADED = 9,
+  NVML_ERROR_TIMEOUT = 10,
   NVML_ERROR_GPU_IS_LOST = 15,
   NVML_ERROR_UNKNOWN = 999
 };
@@ -33,5 +34,35 @@ struct nvmlProcessInfo_t {
   unsigned int computeInstanceId;
 };
 static_assert(sizeof(nvmlProcessInfo_t) == 24, "the layout of nvmlDeviceGetComputeRunningProcesses_v3");
+
+// Events (nvmlEventSetWait_v2).
+typedef struct nvmlEventSet_st* nvmlEventSet_t;
+constexpr unsigned long long nvmlEventTypeXidCriticalError = 0x8;
+struct nvmlEventData_t {
+  nvmlDevice_t device;
+  unsigned long long eventType;
+  unsigned long long eventData;  // the Xid; 999 when it is not known
+  unsigned int gpuInstanceId;    // all ones when not applicable
+  unsigned int computeInstanceId;
+};
+static_assert(sizeof(nvmlEventData_t) == 32, "the layout of nvmlEventSetWait_v2");
+
+// Field values (nvmlDeviceGetFieldValues).
+constexpr unsigned int NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230;
+enum nvmlValueType_t { NVML_VALUE_TYPE_UNSIGNED_INT = 1 };
+struct nvmlFieldValue_t {
+  unsigned int fieldId;
+  unsigned int scopeId;
+  long long timestamp;  // µs since 1970
+  long long latencyUsec;
+  nvmlValueType_t valueType;
+  nvmlReturn_t nvmlReturn;  // of this field alone
+  union {
+    double dVal;
+    unsigned int uiVal;
+    unsigned long long ullVal;
+  } value;
+};
+static_assert(sizeof(nvmlFieldValue_t) == 40, "the layout of nvmlDeviceGetFieldValues");
 
 #endif  // GPUMEM_CUDA_NVML_DECLS_H_

@@ -106,8 +106,9 @@ absl::StatusOr<Sockets> OpenSockets(const Config& config) {
   sockets.operators = *operators;
   const auto open = [&](session::ListeningSocket* socket, const char* name, const session::ListenerOptions& options) {
     auto opened = OpenSocket(&*inherited, name, options);
-    if (opened.ok()) *socket = *std::move(opened);
-    return opened.status();
+    if (!opened.ok()) return opened.status();
+    *socket = *std::move(opened);
+    return absl::OkStatus();
   };
   absl::Status status =
       open(&sockets.control, kControlName, {config.control_socket(), "socket_dir", SOCK_STREAM, worker_mode, *workers});
@@ -323,6 +324,8 @@ void Front::MakePorts(session::ListeningSocket handles) {
   keeper.socket_path = config_.keeper_socket_path();
   keeper.instance = options_.instance;
   keeper.spawn = config_.keeper == "spawn";
+  // A keeper of ours outlives this process, so it must not hold on to our terminal or pipe.
+  keeper.keeper_log = keeper.socket_path.substr(0, keeper.socket_path.rfind('/') + 1) + "keeper.log";
   keeper.on_ready = [this](const std::vector<manager::KeptEntry>& held) {
     manager_->OnKeeperReady(held);
     waiting_for_keeper_ = false;

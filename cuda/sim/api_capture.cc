@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/graph.h"
 #include "cuda/sim/sim_api.h"
@@ -70,6 +71,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags)
 extern "C" {
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+  SIMCUDA_CALL(cuStreamBeginCapture);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -82,6 +84,7 @@ CUresult cuStreamBeginCapture(CUstream stream) {
 }
 
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  SIMCUDA_CALL(cuStreamEndCapture);
   Call call;
   CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -94,24 +97,29 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
 }
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  SIMCUDA_CALL(cuStreamIsCapturing);
   return CaptureInfo(stream, status, nullptr, false);
 }
 
 CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus* status, uint64_t* id) {
+  SIMCUDA_CALL(cuStreamGetCaptureInfo);
   return CaptureInfo(stream, status, id, false);
 }
 
 CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, uint64_t* id, CUgraph* graph,
                                    const CUgraphNode** nodes, size_t* count) {
+  SIMCUDA_CALL(cuStreamGetCaptureInfo);
   return CaptureInfo(stream, status, id, graph != nullptr || nodes != nullptr || count != nullptr);
 }
 
 CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus* status, uint64_t* id, CUgraph* graph,
                                    const CUgraphNode** nodes, const CUgraphEdgeData** edges, size_t* count) {
+  SIMCUDA_CALL(cuStreamGetCaptureInfo);
   return CaptureInfo(stream, status, id, graph != nullptr || nodes != nullptr || edges != nullptr || count != nullptr);
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  SIMCUDA_CALL(cuThreadExchangeStreamCaptureMode);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   int number = 0;  // a caller's memory may hold what is no enumerator
@@ -122,17 +130,20 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 }
 
 CUresult cuGraphDestroy(CUgraph graph) {
+  SIMCUDA_CALL(cuGraphDestroy);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   return Graphs().Remove(graph) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+  SIMCUDA_CALL(cuGraphInstantiateWithFlags);
   return Instantiate(exec, graph, flags);
 }
 
 // The ABIs of CUDA 10.0 and 11.0.
 CUresult cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log, size_t log_bytes) {
+  SIMCUDA_CALL(cuGraphInstantiate);
   if (error_node != nullptr) *error_node = nullptr;
   if (log != nullptr && log_bytes > 0) log[0] = 0;
   return Instantiate(exec, graph, 0);
@@ -143,6 +154,7 @@ CUresult cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* er
 
 // A launch that is under way still runs to its end.
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
+  SIMCUDA_CALL(cuGraphExecDestroy);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   return GraphExecs().Remove(exec) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -150,6 +162,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
 
 // A launch is not captured: the simulation has no graphs within graphs.
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+  SIMCUDA_CALL(cuGraphLaunch);
   Call call;
   CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;

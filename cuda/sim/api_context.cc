@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/plain_memory.h"
 #include "cuda/sim/process.h"
@@ -152,6 +153,11 @@ CUresult Synchronize(const Call& call) {
 
 }  // namespace
 
+int CurrentOrdinal() {
+  const auto context = Current() != nullptr ? Contexts().Find(Current()) : nullptr;
+  return context != nullptr ? context->device() : kAnyDevice;
+}
+
 CUresult EnterContext(Call* call) {
   CUresult result = CUDA_ERROR_UNKNOWN;
   Process* const process = Process::Enter(&result);
@@ -196,6 +202,7 @@ using simcuda::ThisThread;
 extern "C" {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxRetain, device);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -205,6 +212,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxRelease, device);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -222,6 +230,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxReset, device);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -236,6 +245,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxSetFlags, device);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -246,6 +256,7 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags) {
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
+  SIMCUDA_CALL_ON(cuDevicePrimaryCtxGetState, device);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -259,22 +270,26 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* a
 }
 
 CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice device) {
+  SIMCUDA_CALL(cuCtxCreate);
   return simcuda::Create(context, flags, device);
 }
 
 // Execution affinities and parameters of the newer ABIs: the simulation has none to offer.
 CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* affinities, int count, unsigned int flags,
                         CUdevice device) {
+  SIMCUDA_CALL(cuCtxCreate);
   if (affinities != nullptr || count != 0) return CUDA_ERROR_NOT_SUPPORTED;
   return simcuda::Create(context, flags, device);
 }
 CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned int flags, CUdevice device) {
+  SIMCUDA_CALL(cuCtxCreate);
   if (parameters != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   return simcuda::Create(context, flags, device);
 }
 
 // A primary context is ended by its last release, not by this.
 CUresult cuCtxDestroy_v2(CUcontext context) {
+  SIMCUDA_CALL(cuCtxDestroy);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -289,6 +304,7 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
 }
 
 CUresult cuCtxSetCurrent(CUcontext context) {
+  SIMCUDA_CALL(cuCtxSetCurrent);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (context != nullptr && Contexts().Find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -299,6 +315,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* context) {
+  SIMCUDA_CALL(cuCtxGetCurrent);
   CUresult result = CUDA_SUCCESS;
   if (Process::EnterForQuery(&result) == nullptr) return result;
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -307,6 +324,7 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  SIMCUDA_CALL(cuCtxPushCurrent);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (context == nullptr || Contexts().Find(context) == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -315,6 +333,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  SIMCUDA_CALL(cuCtxPopCurrent);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   auto& contexts = ThisThread().contexts;
@@ -325,6 +344,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext* context) {
 }
 
 CUresult cuCtxGetDevice_v2(CUdevice* device, CUcontext context) {
+  SIMCUDA_CALL(cuCtxGetDevice);
   Call call;
   const CUresult result = simcuda::EnterNamed(context, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -335,6 +355,7 @@ CUresult cuCtxGetDevice_v2(CUdevice* device, CUcontext context) {
 CUresult cuCtxGetDevice(CUdevice* device) { return cuCtxGetDevice_v2(device, nullptr); }
 
 CUresult cuCtxGetFlags(unsigned int* flags) {
+  SIMCUDA_CALL(cuCtxGetFlags);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -344,6 +365,7 @@ CUresult cuCtxGetFlags(unsigned int* flags) {
 }
 
 CUresult cuCtxGetApiVersion(CUcontext context, unsigned int* version) {
+  SIMCUDA_CALL(cuCtxGetApiVersion);
   Call call;
   const CUresult result = simcuda::EnterNamed(context, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -353,17 +375,20 @@ CUresult cuCtxGetApiVersion(CUcontext context, unsigned int* version) {
 }
 
 CUresult cuCtxSynchronize(void) {
+  SIMCUDA_CALL(cuCtxSynchronize);
   Call call;
   const CUresult result = EnterContext(&call);
   return result == CUDA_SUCCESS ? simcuda::Synchronize(call) : result;
 }
 CUresult cuCtxSynchronize_v2(CUcontext context) {
+  SIMCUDA_CALL(cuCtxSynchronize);
   Call call;
   const CUresult result = simcuda::EnterNamed(context, &call);
   return result == CUDA_SUCCESS ? simcuda::Synchronize(call) : result;
 }
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  SIMCUDA_CALL(cuMemGetInfo);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/process.h"
 #include "cuda/sim/sim_api.h"
 
@@ -91,7 +92,10 @@ int Attribute(CUdevice_attribute attribute, int machine_index) {
 
 extern "C" {
 
-CUresult cuInit(unsigned int flags) { return flags == 0 ? Process::Init() : CUDA_ERROR_INVALID_VALUE; }
+CUresult cuInit(unsigned int flags) {
+  SIMCUDA_CALL(cuInit);
+  return flags == 0 ? Process::Init() : CUDA_ERROR_INVALID_VALUE;
+}
 
 CUresult cuDriverGetVersion(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -130,6 +134,7 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
 }
 
 CUresult cuDeviceGetCount(int* count) {
+  SIMCUDA_CALL(cuDeviceGetCount);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -139,6 +144,7 @@ CUresult cuDeviceGetCount(int* count) {
 }
 
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  SIMCUDA_CALL(cuDeviceGet);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -149,6 +155,7 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 }
 
 CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceGetName, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -159,6 +166,7 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceGetUuid, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -174,6 +182,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) { return cuDeviceGetUuid_v2(uuid, device); }
 
 CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice device) {
+  SIMCUDA_CALL(cuDeviceComputeCapability);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -185,6 +194,7 @@ CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice device) {
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceGetAttribute, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -197,6 +207,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceGetPCIBusId, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -209,6 +220,7 @@ CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
 }
 
 CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* id) {
+  SIMCUDA_CALL(cuDeviceGetByPCIBusId);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -224,6 +236,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* id) {
 }
 
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
+  SIMCUDA_CALL_ON(cuDeviceTotalMem, device);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;
@@ -234,6 +247,7 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
 }
 
 CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  SIMCUDA_CALL(cuDeviceCanAccessPeer);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Process::EnterForQuery(&result);
   if (process == nullptr) return result;

@@ -1,6 +1,7 @@
 // cuda/sim/api_event.cc: events, as exported.
 #include <utility>
 
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/sim_api.h"
 #include "cuda/sim/streams.h"
@@ -27,11 +28,22 @@ Mark RecordedMark(Event* event) {
   return event->recorded;
 }
 
+CUresult Record(CUevent event, CUstream stream, unsigned int flags) {
+  Call call;
+  const CUresult result = EnterStream(stream, &call);
+  if (result != CUDA_SUCCESS) return result;
+  if ((flags & ~kEventExternal) != 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto found = Events().Find(event);
+  if (found == nullptr || found->context != call.context) return CUDA_ERROR_INVALID_HANDLE;
+  return Captures::All().RecordEvent(call, found, flags == kEventExternal);
+}
+
 }  // namespace
 
 extern "C" {
 
 CUresult cuEventCreate(CUevent* event, unsigned int flags) {
+  SIMCUDA_CALL(cuEventCreate);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -44,6 +56,7 @@ CUresult cuEventCreate(CUevent* event, unsigned int flags) {
 }
 
 CUresult cuEventDestroy_v2(CUevent event) {
+  SIMCUDA_CALL(cuEventDestroy);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -51,18 +64,17 @@ CUresult cuEventDestroy_v2(CUevent event) {
 }
 
 CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags) {
-  Call call;
-  const CUresult result = EnterStream(stream, &call);
-  if (result != CUDA_SUCCESS) return result;
-  if ((flags & ~kEventExternal) != 0) return CUDA_ERROR_INVALID_VALUE;
-  const auto found = Events().Find(event);
-  if (found == nullptr || found->context != call.context) return CUDA_ERROR_INVALID_HANDLE;
-  return Captures::All().RecordEvent(call, found, flags == kEventExternal);
+  SIMCUDA_CALL(cuEventRecordWithFlags);
+  return Record(event, stream, flags);
 }
 
-CUresult cuEventRecord(CUevent event, CUstream stream) { return cuEventRecordWithFlags(event, stream, 0); }
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  SIMCUDA_CALL(cuEventRecord);
+  return Record(event, stream, 0);
+}
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+  SIMCUDA_CALL(cuStreamWaitEvent);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -73,6 +85,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
 }
 
 CUresult cuEventQuery(CUevent event) {
+  SIMCUDA_CALL(cuEventQuery);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -85,6 +98,7 @@ CUresult cuEventQuery(CUevent event) {
 }
 
 CUresult cuEventSynchronize(CUevent event) {
+  SIMCUDA_CALL(cuEventSynchronize);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -98,6 +112,7 @@ CUresult cuEventSynchronize(CUevent event) {
 
 // It asks how far two events are: not in a capture that forbids that.
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  SIMCUDA_CALL(cuEventElapsedTime);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;

@@ -6,6 +6,8 @@
 #include <functional>
 
 #include "base/checked.h"
+#include "cuda/sim/api_call.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/device_memory.h"
 #include "cuda/sim/sim_api.h"
@@ -35,7 +37,9 @@ CUresult Run(const Call& call, When when, const std::function<bool(const DeviceM
 }
 
 bool Allows(const Call& call, CUdeviceptr address, uint64_t bytes, Need need) {
-  return call.process->vmm().Allows(address, bytes, call.context->device(), need);
+  const bool allowed = call.process->vmm().Allows(address, bytes, call.context->device(), need);
+  if (!allowed && SIMCUDA_BREAK("refused-copy-sticks")) call.process->Poison(CUDA_ERROR_ILLEGAL_ADDRESS);
+  return allowed;
 }
 
 CUresult HtoD(CUdeviceptr to, const void* from, size_t bytes, CUstream stream, When when) {
@@ -114,93 +118,123 @@ CUresult Any(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, Wh
 extern "C" {
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyHtoD);
   return HtoD(to, from, bytes, nullptr, When::kNow);
 }
 CUresult cuMemcpyHtoD_v2_ptds(CUdeviceptr to, const void* from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyHtoD);
   return HtoD(to, from, bytes, PerThread(nullptr), When::kNow);
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyHtoDAsync);
   return HtoD(to, from, bytes, stream, When::kInStream);
 }
 CUresult cuMemcpyHtoDAsync_v2_ptsz(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyHtoDAsync);
   return HtoD(to, from, bytes, PerThread(stream), When::kInStream);
 }
 
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyDtoH);
   return DtoH(to, from, bytes, nullptr, When::kNow);
 }
 CUresult cuMemcpyDtoH_v2_ptds(void* to, CUdeviceptr from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyDtoH);
   return DtoH(to, from, bytes, PerThread(nullptr), When::kNow);
 }
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyDtoHAsync);
   return DtoH(to, from, bytes, stream, When::kInStream);
 }
 CUresult cuMemcpyDtoHAsync_v2_ptsz(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyDtoHAsync);
   return DtoH(to, from, bytes, PerThread(stream), When::kInStream);
 }
 
 // On hardware a copy on the device does not block the host; the simulation's does, which hides no mistake: it is
 // ordered in the default stream either way.
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyDtoD);
   return DtoD(to, from, bytes, nullptr, When::kNow);
 }
 CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpyDtoD);
   return DtoD(to, from, bytes, PerThread(nullptr), When::kNow);
 }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyDtoDAsync);
   return DtoD(to, from, bytes, stream, When::kInStream);
 }
 CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyDtoDAsync);
   return DtoD(to, from, bytes, PerThread(stream), When::kInStream);
 }
 
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return Any(to, from, bytes, nullptr, When::kNow); }
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpy);
+  return Any(to, from, bytes, nullptr, When::kNow);
+}
 CUresult cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  SIMCUDA_CALL(cuMemcpy);
   return Any(to, from, bytes, PerThread(nullptr), When::kNow);
 }
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyAsync);
   return Any(to, from, bytes, stream, When::kInStream);
 }
 CUresult cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SIMCUDA_CALL(cuMemcpyAsync);
   return Any(to, from, bytes, PerThread(stream), When::kInStream);
 }
 
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
+  SIMCUDA_CALL(cuMemsetD8);
   return Set8(to, value, count, nullptr, When::kNow);
 }
 CUresult cuMemsetD8_v2_ptds(CUdeviceptr to, unsigned char value, size_t count) {
+  SIMCUDA_CALL(cuMemsetD8);
   return Set8(to, value, count, PerThread(nullptr), When::kNow);
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  SIMCUDA_CALL(cuMemsetD8Async);
   return Set8(to, value, count, stream, When::kInStream);
 }
 CUresult cuMemsetD8Async_ptsz(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  SIMCUDA_CALL(cuMemsetD8Async);
   return Set8(to, value, count, PerThread(stream), When::kInStream);
 }
 
 CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) {
+  SIMCUDA_CALL(cuMemsetD16);
   return Set16(to, value, count, nullptr, When::kNow);
 }
 CUresult cuMemsetD16_v2_ptds(CUdeviceptr to, unsigned short value, size_t count) {
+  SIMCUDA_CALL(cuMemsetD16);
   return Set16(to, value, count, PerThread(nullptr), When::kNow);
 }
 CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
+  SIMCUDA_CALL(cuMemsetD16Async);
   return Set16(to, value, count, stream, When::kInStream);
 }
 CUresult cuMemsetD16Async_ptsz(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
+  SIMCUDA_CALL(cuMemsetD16Async);
   return Set16(to, value, count, PerThread(stream), When::kInStream);
 }
 
 CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t count) {
+  SIMCUDA_CALL(cuMemsetD32);
   return Set32(to, value, count, nullptr, When::kNow);
 }
 CUresult cuMemsetD32_v2_ptds(CUdeviceptr to, unsigned int value, size_t count) {
+  SIMCUDA_CALL(cuMemsetD32);
   return Set32(to, value, count, PerThread(nullptr), When::kNow);
 }
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream) {
+  SIMCUDA_CALL(cuMemsetD32Async);
   return Set32(to, value, count, stream, When::kInStream);
 }
 CUresult cuMemsetD32Async_ptsz(CUdeviceptr to, unsigned int value, size_t count, CUstream stream) {
+  SIMCUDA_CALL(cuMemsetD32Async);
   return Set32(to, value, count, PerThread(stream), When::kInStream);
 }
 

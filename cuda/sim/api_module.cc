@@ -8,8 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/capture.h"
+#include "cuda/sim/dead_writer.h"
 #include "cuda/sim/device_memory.h"
+#include "cuda/sim/faults.h"
 #include "cuda/sim/kernels.h"
 #include "cuda/sim/sim_api.h"
 #include "cuda/sim/streams.h"
@@ -89,17 +92,20 @@ CUresult LoadModule(CUmodule* module, const char* text) {
 extern "C" {
 
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  SIMCUDA_CALL(cuModuleLoadData);
   return LoadModule(module, static_cast<const char*>(image));
 }
 
 // The options are for a compiler, which the simulation has not: they change nothing.
 CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int count, CUjit_option* options,
                             void** values) {
+  SIMCUDA_CALL(cuModuleLoadDataEx);
   if (count > 0 && (options == nullptr || values == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   return LoadModule(module, static_cast<const char*>(image));
 }
 
 CUresult cuModuleLoad(CUmodule* module, const char* path) {
+  SIMCUDA_CALL(cuModuleLoad);
   if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::ifstream file(path, std::ios::binary);
   if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
@@ -108,6 +114,7 @@ CUresult cuModuleLoad(CUmodule* module, const char* path) {
 }
 
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  SIMCUDA_CALL(cuModuleGetFunction);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -131,6 +138,7 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
 }
 
 CUresult cuModuleUnload(CUmodule module) {
+  SIMCUDA_CALL(cuModuleUnload);
   Call call;
   CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -140,6 +148,7 @@ CUresult cuModuleUnload(CUmodule module) {
 }
 
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
+  SIMCUDA_CALL(cuFuncGetAttribute);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -166,6 +175,7 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfuncti
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                         unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
                         CUstream stream, void** parameters, void** extra) {
+  SIMCUDA_CALL(cuLaunchKernel);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -186,10 +196,15 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
     launch->view.block[i] = sizes[i + 3];
   }
   DeviceMemory memory(call.process->vmm(), call.context->device());
-  return simcuda::Submit(call, [launch, memory, kernel = found->kernel] {
+  return simcuda::Submit(call, [launch, memory, kernel = found->kernel, process = call.process] {
     simcuda_launch view = launch->view;  // its own: a graph's launches may come from two streams
     view.device = const_cast<DeviceMemory*>(&memory);
-    return static_cast<CUresult>(kernel(&view));
+    const int ordinal = memory.device();
+    const gpumem::DeviceUuid& uuid = process->devices()[static_cast<size_t>(ordinal)].store->config().uuid;
+    const simcuda::DeadWriter dead_writer(process->vmm(), simcuda::CurrentSettings()->DeviceOf(uuid).dead_writes,
+                                          [&view, kernel] { kernel(&view); });
+    const CUresult passed = simcuda::PassWorkPoint("kernel", ordinal);
+    return passed == CUDA_SUCCESS ? static_cast<CUresult>(kernel(&view)) : passed;
   });
 }
 

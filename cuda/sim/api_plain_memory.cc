@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/checked.h"
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/plain_memory.h"
 #include "cuda/sim/process.h"
@@ -64,6 +65,7 @@ CUresult AllocateHost(void** memory, size_t bytes, unsigned int flags) {
 extern "C" {
 
 CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+  SIMCUDA_CALL(cuMemAlloc);
   Call call;
   CUresult result = Enter(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -75,6 +77,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
 
 // Waits for all work first, as the driver does.
 CUresult cuMemFree_v2(CUdeviceptr address) {
+  SIMCUDA_CALL(cuMemFree);
   Call call;
   const CUresult result = Enter(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -85,10 +88,17 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
   return call.process->vmm().FreeLinear(address);
 }
 
-CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned int flags) { return AllocateHost(memory, bytes, flags); }
-CUresult cuMemAllocHost_v2(void** memory, size_t bytes) { return AllocateHost(memory, bytes, 0); }
+CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned int flags) {
+  SIMCUDA_CALL(cuMemHostAlloc);
+  return AllocateHost(memory, bytes, flags);
+}
+CUresult cuMemAllocHost_v2(void** memory, size_t bytes) {
+  SIMCUDA_CALL(cuMemAllocHost);
+  return AllocateHost(memory, bytes, 0);
+}
 
 CUresult cuMemFreeHost(void* memory) {
+  SIMCUDA_CALL(cuMemFreeHost);
   Call call;
   const CUresult result = Enter(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -99,6 +109,7 @@ CUresult cuMemFreeHost(void* memory) {
 }
 
 CUresult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned int flags) {
+  SIMCUDA_CALL(cuMemHostRegister);
   Call call;
   const CUresult result = Enter(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -115,6 +126,7 @@ CUresult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned int flags) {
 }
 
 CUresult cuMemHostUnregister(void* memory) {
+  SIMCUDA_CALL(cuMemHostUnregister);
   Call call;
   const CUresult result = Enter(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -126,6 +138,7 @@ CUresult cuMemHostUnregister(void* memory) {
 
 // Host and device address are the same number. Copies know both kinds; a kernel cannot reach host memory here.
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* memory, unsigned int flags) {
+  SIMCUDA_CALL(cuMemHostGetDevicePointer);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -137,6 +150,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* memory, unsign
 }
 
 CUresult cuMemHostGetFlags(unsigned int* flags, void* memory) {
+  SIMCUDA_CALL(cuMemHostGetFlags);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -148,6 +162,7 @@ CUresult cuMemHostGetFlags(unsigned int* flags, void* memory) {
 
 // The whole plain allocation, or the one mapping, that contains the address.
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  SIMCUDA_CALL(cuMemGetAddressRange);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -167,6 +182,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr a
 
 // Legacy IPC: only for memory of cuMemAlloc; the simulation has none of it, as a platform may.
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
+  SIMCUDA_CALL(cuIpcGetMemHandle);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -176,6 +192,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle, unsigned int flags) {
+  SIMCUDA_CALL(cuIpcOpenMemHandle);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -185,6 +202,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle, unsigned in
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr) {
+  SIMCUDA_CALL(cuIpcCloseMemHandle);
   Call call;
   const CUresult result = EnterContext(&call);
   return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : result;  // none was ever opened
@@ -193,6 +211,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr) {
 // A dma-buf of a range: the attribute says that there is none.
 CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
                                        unsigned long long) {
+  SIMCUDA_CALL(cuMemGetHandleForAddressRange);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
   if (handle == nullptr || address == 0 || bytes == 0 || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) {

@@ -2,6 +2,8 @@
 #include <cstring>
 #include <optional>
 
+#include "cuda/sim/api_call.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/plain_memory.h"
 #include "cuda/sim/process.h"
 #include "cuda/sim/sim_api.h"
@@ -32,7 +34,7 @@ bool FindTarget(Process* process, CUdeviceptr address, Target* out) {
   return process->vmm().Describe(address, &out->place) || out->plain.has_value();
 }
 
-// The value of one attribute, as many bytes as the driver writes.
+// The value of one attribute, as many bytes as the driver writes. Pointers go in as numbers.
 struct Value {
   unsigned char bytes[8] = {};
   size_t size = 0;
@@ -64,6 +66,7 @@ bool GetRange(int attribute, const Target& target, Value* value) {
       return true;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
       value->Set<size_t>(plain ? target.plain->bytes : target.place.range_bytes);
+      if (SIMCUDA_BREAK("range-not-told")) value->Set<size_t>(0);
       return true;
     case CU_POINTER_ATTRIBUTE_MAPPED:
       value->Set<int>(target.mapped() ? 1 : 0);
@@ -77,7 +80,7 @@ bool GetRange(int attribute, const Target& target, Value* value) {
 CUresult GetMemory(int attribute, const Target& target, Value* value) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:  // memory of cuMemCreate is of no context
-      value->Set<CUcontext>(target.plain ? target.plain->context : nullptr);
+      value->Set<uintptr_t>(target.plain ? reinterpret_cast<uintptr_t>(target.plain->context) : 0);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       value->Set<unsigned>(target.host() ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
@@ -121,7 +124,7 @@ CUresult GetMemory(int attribute, const Target& target, Value* value) {
       value->Set<CUdeviceptr>(target.plain ? target.plain->begin : target.place.mapping);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-      value->Set<void*>(nullptr);
+      value->Set<uintptr_t>(0);  // it is of none
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -165,6 +168,7 @@ int NumberAt(const CUpointer_attribute* attribute) {
 extern "C" {
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+  SIMCUDA_CALL(cuPointerGetAttribute);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;
@@ -177,6 +181,7 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
 
 // An attribute that the address does not have is no error here: it is zero.
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data, CUdeviceptr address) {
+  SIMCUDA_CALL(cuPointerGetAttributes);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Process::Enter(&result);
   if (process == nullptr) return result;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/sim/api_call.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/sim_api.h"
 #include "cuda/sim/streams.h"
@@ -41,14 +42,19 @@ CUresult Create(CUstream* stream, unsigned int flags, int priority) {
 
 extern "C" {
 
-CUresult cuStreamCreate(CUstream* stream, unsigned int flags) { return Create(stream, flags, 0); }
+CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
+  SIMCUDA_CALL(cuStreamCreate);
+  return Create(stream, flags, 0);
+}
 
 CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
+  SIMCUDA_CALL(cuStreamCreateWithPriority);
   return Create(stream, flags, priority);
 }
 
 // Work that is queued still runs. A capturing stream is refused, and stays.
 CUresult cuStreamDestroy_v2(CUstream stream) {
+  SIMCUDA_CALL(cuStreamDestroy);
   Call call;
   CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -64,6 +70,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
+  SIMCUDA_CALL(cuStreamSynchronize);
   Call call;
   CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -75,6 +82,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
 }
 
 CUresult cuStreamQuery(CUstream stream) {
+  SIMCUDA_CALL(cuStreamQuery);
   Call call;
   CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -86,6 +94,7 @@ CUresult cuStreamQuery(CUstream stream) {
 }
 
 CUresult cuStreamGetFlags(CUstream stream, unsigned int* flags) {
+  SIMCUDA_CALL(cuStreamGetFlags);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -95,6 +104,7 @@ CUresult cuStreamGetFlags(CUstream stream, unsigned int* flags) {
 }
 
 CUresult cuStreamGetPriority(CUstream stream, int* priority) {
+  SIMCUDA_CALL(cuStreamGetPriority);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -104,6 +114,7 @@ CUresult cuStreamGetPriority(CUstream stream, int* priority) {
 }
 
 CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
+  SIMCUDA_CALL(cuStreamGetCtx);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;
@@ -120,6 +131,7 @@ CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* gree
 }
 
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  SIMCUDA_CALL(cuCtxGetStreamPriorityRange);
   Call call;
   const CUresult result = EnterContext(&call);
   if (result != CUDA_SUCCESS) return result;
@@ -129,6 +141,7 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+  SIMCUDA_CALL(cuLaunchHostFunc);
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS) return result;

@@ -1,15 +1,34 @@
 // cuda/sim/api_vmm.cc: the virtual memory management entry points, as exported. None needs a context.
 #include "cuda/cuda_api.h"
+#include "cuda/sim/api_call.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/capture.h"
 #include "cuda/sim/process.h"
+#include "cuda/sim/streams.h"
 
+using simcuda::kAnyDevice;
 using simcuda::Process;
 
 namespace {
 
+// The device that a call concerns.
+int OfHandle(CUmemGenericAllocationHandle handle) {
+  Process* const process = Process::IfInitialised();
+  return process != nullptr ? process->vmm().OrdinalOfHandle(handle) : kAnyDevice;
+}
+int At(CUdeviceptr address) {
+  Process* const process = Process::IfInitialised();
+  return process != nullptr ? process->vmm().OrdinalAt(address) : kAnyDevice;
+}
+int OfFd(void* shareable) {
+  Process* const process = Process::IfInitialised();
+  const auto fd = reinterpret_cast<uintptr_t>(shareable);
+  return process != nullptr && fd <= 0x7fffffff ? process->vmm().OrdinalOfFd(static_cast<int>(fd)) : kAnyDevice;
+}
+
 // The process, when neither its state nor a capture forbids the call.
 Process* Enter(CUresult* result) {
-  Process* const process = Process::Enter(result);
+  Process* const process = Process::EnterForVmm(result);
   if (process == nullptr) return nullptr;
   *result = simcuda::CheckVmmCall();
   return *result == CUDA_SUCCESS ? process : nullptr;
@@ -21,6 +40,7 @@ extern "C" {
 
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* prop,
                                        CUmemAllocationGranularity_flags option) {
+  SIMCUDA_CALL_ON(cuMemGetAllocationGranularity, prop != nullptr ? prop->location.id : kAnyDevice);
   CUresult result = CUDA_SUCCESS;
   const Process* const process = Enter(&result);
   if (process == nullptr) return result;
@@ -35,14 +55,22 @@ CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocatio
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* prop,
                      unsigned long long flags) {
+  SIMCUDA_CALL_ON(cuMemCreate, prop != nullptr ? prop->location.id : kAnyDevice);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (handle == nullptr || prop == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return process->vmm().Create(handle, bytes, *prop);
+  simcuda::Call call;
+  if (SIMCUDA_BREAK("create-needs-context") && simcuda::EnterContext(&call) != CUDA_SUCCESS) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  result = process->vmm().Create(handle, bytes, *prop);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && SIMCUDA_BREAK("out-of-memory-sticks")) process->Poison(result);
+  return result;
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  SIMCUDA_CALL_ON(cuMemRelease, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().Release(handle) : result;
@@ -50,6 +78,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
+  SIMCUDA_CALL_ON(cuMemExportToShareableHandle, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
@@ -61,6 +90,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
+  SIMCUDA_CALL_ON(cuMemImportFromShareableHandle, OfFd(shareable));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
@@ -72,6 +102,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  SIMCUDA_CALL_ON(cuMemGetAllocationPropertiesFromHandle, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
@@ -79,6 +110,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmem
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  SIMCUDA_CALL_ON(cuMemRetainAllocationHandle, At(reinterpret_cast<uintptr_t>(address)));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
@@ -88,6 +120,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
 
 CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
+  SIMCUDA_CALL(cuMemAddressReserve);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
@@ -96,6 +129,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignmen
 }
 
 CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+  SIMCUDA_CALL(cuMemAddressFree);
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().Free(address, bytes) : result;
@@ -103,6 +137,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
+  SIMCUDA_CALL_ON(cuMemMap, OfHandle(handle));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
@@ -111,18 +146,23 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  SIMCUDA_CALL_ON(cuMemUnmap, At(address));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
+  simcuda::Call call;
+  if (SIMCUDA_BREAK("unmap-waits") && simcuda::EnterContext(&call) == CUDA_SUCCESS) call.context->Synchronize();
   return process != nullptr ? process->vmm().Unmap(address, bytes) : result;
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* desc, size_t count) {
+  SIMCUDA_CALL_ON(cuMemSetAccess, At(address));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   return process != nullptr ? process->vmm().SetAccess(address, bytes, desc, count) : result;
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+  SIMCUDA_CALL_ON(cuMemGetAccess, At(address));
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/sim/breaks.h"
+#include "cuda/sim/faults.h"
 #include "cuda/sim/thread_state.h"
 
 namespace simcuda {
@@ -68,6 +70,7 @@ CUresult Captures::CheckUse(const Call& call) {
   CUresult result = CUDA_SUCCESS;
   for (auto& [stream, other] : members_) {
     if (other.context != call.context || !stream->blocking()) continue;
+    if (SIMCUDA_BREAK("capture-implicit-allowed")) continue;
     other.capture->invalidated = true;
     result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   }
@@ -76,15 +79,18 @@ CUresult Captures::CheckUse(const Call& call) {
 
 CUresult Captures::CheckUnsafeLocked() {
   const ThreadState& thread = ThisThread();
-  if (thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
+  if (thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED && !SIMCUDA_BREAK("capture-mode-ignored")) {
+    return CUDA_SUCCESS;
+  }
   CUresult result = CUDA_SUCCESS;
   for (auto& [stream, member] : members_) {
     Capture& capture = *member.capture;
     const bool forbids = capture.thread == thread.id ? capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED
                                                      : capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
                                                            thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-    if (!forbids) continue;
-    capture.invalidated = true;
+    if (!forbids && !SIMCUDA_BREAK("capture-always-global")) continue;
+    if (SIMCUDA_BREAK("capture-unsafe-allowed")) continue;
+    if (!SIMCUDA_BREAK("capture-not-invalidated")) capture.invalidated = true;
     result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   return result;
@@ -116,6 +122,7 @@ CUresult Captures::CheckNotCapturing(const Call& call) {
   const CUresult result = CheckUse(call);
   Member* const member = Find(call);
   if (result != CUDA_SUCCESS || member == nullptr) return result;
+  if (SIMCUDA_BREAK("capture-wait-allowed")) return CUDA_SUCCESS;
   member->capture->invalidated = true;
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
@@ -216,7 +223,7 @@ CUresult Captures::Submit(const Call& call, Submission submission) {
   {
     const MutexLock lock(&mu_);
     if (const CUresult result = CheckUse(call); result != CUDA_SUCCESS) return result;
-    if (Member* const member = Find(call); member != nullptr) {
+    if (Member* const member = Find(call); member != nullptr && !SIMCUDA_BREAK("capture-runs-work")) {
       Add(member, std::move(submission));
       return CUDA_SUCCESS;
     }
@@ -294,7 +301,7 @@ CUresult Captures::JoinLocked(const Call& call, const CapturedPoint& point) {
   return CUDA_ERROR_STREAM_CAPTURE_MERGE;
 }
 
-bool VmmCallsBreakCapture() { return false; }
+bool VmmCallsBreakCapture() { return AnswerTo(Question::kCaptureVmm) != 0 || SIMCUDA_BREAK("capture-forbids-vmm"); }
 
 CUresult CheckVmmCall() { return VmmCallsBreakCapture() ? Captures::All().CheckUnsafe() : CUDA_SUCCESS; }
 

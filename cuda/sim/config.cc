@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -16,6 +17,7 @@
 
 #include "base/checked.h"
 #include "base/unique_fd.h"
+#include "cuda/sim/breaks.h"
 
 namespace simcuda {
 namespace {
@@ -44,24 +46,49 @@ std::string CheckDevice(const DeviceConfig& device) {
   return "";
 }
 
-// "device <uuid> <capacity> <granularity> <name>"
+// "device <uuid> <capacity> <granularity> <name>" or "mig <uuid> <uuid of its GPU> <capacity> <granularity> <name>"
 bool ParseDevice(const std::string& line, DeviceConfig* device, std::string* why) {
   std::istringstream words(line);
-  std::string keyword, uuid, capacity, granularity;
-  words >> keyword >> uuid >> capacity >> granularity;
+  std::string keyword, uuid, gpu, capacity, granularity;
+  words >> keyword >> uuid;
+  const bool is_mig = keyword == "mig";
+  if (is_mig) words >> gpu;
+  words >> capacity >> granularity;
   std::getline(words >> std::ws, device->name);
   const auto parsed_uuid = gpumem::DeviceUuid::Parse(uuid);
+  const auto parsed_gpu = gpumem::DeviceUuid::Parse(gpu);
   const auto parsed_capacity = ParseNumber(capacity);
   const auto parsed_granularity = ParseNumber(granularity);
-  if (keyword != "device" || !parsed_uuid || !parsed_capacity || !parsed_granularity || device->name.empty()) {
-    *why = "expected 'device UUID CAPACITY_BYTES GRANULARITY_BYTES NAME'";
+  if ((keyword != "device" && !is_mig) || !parsed_uuid || (is_mig && !parsed_gpu) || !parsed_capacity ||
+      !parsed_granularity || device->name.empty()) {
+    *why = "expected 'device UUID CAPACITY_BYTES GRANULARITY_BYTES NAME' or 'mig UUID GPU_UUID …'";
     return false;
   }
   device->uuid = *parsed_uuid;
+  if (is_mig) device->gpu = *parsed_gpu;
   device->capacity_bytes = *parsed_capacity;
   device->granularity_bytes = *parsed_granularity;
   *why = CheckDevice(*device);
   return why->empty();
+}
+
+std::string FormatDevice(const DeviceConfig& device) {
+  return (device.gpu ? "mig " : "device ") + device.uuid.ToString() + (device.gpu ? " " + device.gpu->ToString() : "") +
+         " " + std::to_string(device.capacity_bytes) + " " + std::to_string(device.granularity_bytes) + " " +
+         device.name + "\n";
+}
+
+bool IsDivided(const Config& config, const DeviceConfig& device) {
+  return std::any_of(config.devices.begin(), config.devices.end(),
+                     [&device](const DeviceConfig& other) { return other.gpu == device.uuid; });
+}
+
+gpumem::DeviceUuid NewUuid(gpumem::DeviceUuid::Kind kind) {
+  gpumem::DeviceUuid::Raw raw{};
+  static std::atomic<std::uint8_t> fallback{0};
+  // 16 bytes are never short and never interrupted (getrandom(2)).
+  if (::getrandom(raw.data(), raw.size(), 0) != static_cast<ssize_t>(raw.size())) raw[15] = ++fallback;
+  return gpumem::DeviceUuid(kind, raw);
 }
 
 // The device that one entry of CUDA_VISIBLE_DEVICES names, or -1.
@@ -71,6 +98,7 @@ int FindEntry(const Config& config, std::string_view entry) {
   const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
   if (error == std::errc() && end == entry.data() + entry.size()) return index < count ? index : -1;
   if (entry.size() < 5) return -1;  // "GPU-" alone selects nothing
+  if (SIMCUDA_BREAK("visible-uuid-unknown")) return -1;
   int found = -1;
   for (int i = 0; i < count; ++i) {
     if (config.devices[static_cast<std::size_t>(i)].uuid.ToString().substr(0, entry.size()) != entry) continue;
@@ -87,21 +115,52 @@ bool WriteFile(const std::string& path, const std::string& text) {
   return fd.valid() && ::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
+// Each GPU's node under the name that programs look for; an instance has its GPU's.
+bool MakeNodes(const std::string& dir, const Config& config) {
+  if (::mkdir((dir + "/dev").c_str(), 0755) != 0) return false;
+  int minor = 0;
+  for (const DeviceConfig& device : config.devices) {
+    const std::string own = device.uuid.ToString() + "/node";
+    if (device.gpu) {
+      if (::symlink(("../" + device.gpu->ToString() + "/node").c_str(), (dir + "/" + own).c_str()) != 0) return false;
+      continue;
+    }
+    const std::string name = dir + "/dev/nvidia" + std::to_string(minor++);
+    if (::mkfifo((dir + "/" + own).c_str(), 0666) != 0) return false;
+    if (::symlink(("../" + own).c_str(), name.c_str()) != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Config MakeConfig(int count, std::uint64_t capacity_bytes) {
   Config config;
   for (int i = 0; i < count; ++i) {
-    gpumem::DeviceUuid::Raw raw{};
-    // 16 bytes are never short and never interrupted (getrandom(2)).
-    if (::getrandom(raw.data(), raw.size(), 0) != static_cast<ssize_t>(raw.size())) raw[15] = static_cast<uint8_t>(i);
     DeviceConfig device;
-    device.uuid = gpumem::DeviceUuid(gpumem::DeviceUuid::Kind::kGpu, raw);
+    device.uuid = NewUuid(gpumem::DeviceUuid::Kind::kGpu);
     device.name = "Simulated GPU";
     device.capacity_bytes = capacity_bytes;
     config.devices.push_back(device);
   }
   return config;
+}
+
+void DivideIntoMig(int count, Config* config) {
+  Config divided;
+  for (const DeviceConfig& gpu : config->devices) {
+    divided.devices.push_back(gpu);
+    const std::uint64_t units = gpu.capacity_bytes / gpu.granularity_bytes / static_cast<std::uint64_t>(count);
+    for (int i = 0; i < count; ++i) {
+      DeviceConfig instance = gpu;
+      instance.uuid = NewUuid(gpumem::DeviceUuid::Kind::kMig);
+      instance.gpu = gpu.uuid;
+      instance.name = gpu.name + " MIG 1g";  // as the driver names instances
+      instance.capacity_bytes = units * gpu.granularity_bytes;
+      divided.devices.push_back(std::move(instance));
+    }
+  }
+  *config = std::move(divided);
 }
 
 bool InitStateDir(const std::string& dir, const Config& config, std::string* error) {
@@ -115,8 +174,7 @@ bool InitStateDir(const std::string& dir, const Config& config, std::string* err
       *error = "device " + device.uuid.ToString() + ": " + why;
       return false;
     }
-    text += "device " + device.uuid.ToString() + " " + std::to_string(device.capacity_bytes) + " " +
-            std::to_string(device.granularity_bytes) + " " + device.name + "\n";
+    text += FormatDevice(device);
   }
   const std::string path = dir + "/config";
   if (::mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST) {
@@ -132,6 +190,10 @@ bool InitStateDir(const std::string& dir, const Config& config, std::string* err
       *error = "cannot make '" + dir + "/" + device.uuid.ToString() + "': " + ErrnoText();
       return false;
     }
+  }
+  if (!MakeNodes(dir, config)) {
+    *error = "cannot make the device nodes in '" + dir + "': " + ErrnoText();
+    return false;
   }
   // Renamed into place, so that nobody reads half of it.
   const std::string temporary = path + ".new";
@@ -174,20 +236,30 @@ bool ReadConfig(const std::string& dir, Config* config, std::string* error) {
 }
 
 std::vector<int> SelectVisible(const Config& config, const char* variable) {
+  const auto is_mig = [&config](int index) { return config.devices[static_cast<std::size_t>(index)].gpu.has_value(); };
   std::vector<int> selected;
-  if (variable == nullptr) {
-    for (std::size_t i = 0; i < config.devices.size(); ++i) selected.push_back(static_cast<int>(i));
-    return selected;
+  if (variable == nullptr || SIMCUDA_BREAK("visible-ignored")) {
+    for (std::size_t i = 0; i < config.devices.size(); ++i) {
+      if (!IsDivided(config, config.devices[i])) selected.push_back(static_cast<int>(i));
+    }
+  } else {
+    std::string_view rest = variable;
+    while (!rest.empty()) {
+      const std::size_t comma = std::min(rest.find(','), rest.size());
+      const int index = FindEntry(config, rest.substr(0, comma));
+      if (index < 0 && SIMCUDA_BREAK("visible-skips-unknown")) {
+        rest.remove_prefix(std::min(comma + 1, rest.size()));
+        continue;
+      }
+      if (index < 0 || IsDivided(config, config.devices[static_cast<std::size_t>(index)])) break;
+      if (std::find(selected.begin(), selected.end(), index) != selected.end()) return {};  // the real driver's answer
+      selected.push_back(index);
+      rest.remove_prefix(std::min(comma + 1, rest.size()));
+    }
   }
-  std::string_view rest = variable;
-  while (!rest.empty()) {
-    const std::size_t comma = std::min(rest.find(','), rest.size());
-    const int index = FindEntry(config, rest.substr(0, comma));
-    if (index < 0) break;
-    if (std::find(selected.begin(), selected.end(), index) != selected.end()) return {};  // the real driver's answer
-    selected.push_back(index);
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-  }
+  if (SIMCUDA_BREAK("visible-sorted")) std::sort(selected.begin(), selected.end());
+  const auto mig = std::find_if(selected.begin(), selected.end(), is_mig);
+  if (mig != selected.end() && !SIMCUDA_BREAK("mig-sees-all")) return {*mig};
   return selected;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda/cuda_api.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/process.h"
 
 // Only addresses are needed here, and the header in use need not declare all of them.
@@ -41,8 +42,9 @@ CUdriverProcAddressQueryResult Find(const char* name, int version, bool per_thre
   bool known = false;
   for (const Entry& entry : kEntries) {
     if (std::strcmp(entry.base, name) != 0 || (entry.per_thread && !per_thread)) continue;
+    if (entry.per_thread && SIMCUDA_BREAK("per-thread-ignored")) continue;
     known = true;
-    if (entry.since <= version && better(entry, best)) best = &entry;
+    if ((entry.since <= version || SIMCUDA_BREAK("version-ignored")) && better(entry, best)) best = &entry;
   }
   *out = best != nullptr ? reinterpret_cast<void*>(best->function) : nullptr;
   if (best != nullptr) return CU_GET_PROC_ADDRESS_SUCCESS;

@@ -8,6 +8,10 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cuda/sim/breaks.h"
+#include "cuda/sim/control.h"
+#include "cuda/sim/faults.h"
+
 namespace simcuda {
 namespace {
 
@@ -15,6 +19,7 @@ std::atomic<Process*> g_process{nullptr};
 std::atomic<bool> g_forked{false};  // this process is a child of one that had called cuInit
 
 void MarkForked() {
+  if (SIMCUDA_BREAK("fork-goes-on")) return;
   if (g_process.load(std::memory_order_relaxed) != nullptr) g_forked.store(true, std::memory_order_relaxed);
 }
 
@@ -49,7 +54,11 @@ CUresult Process::Make(Process** out) {
   std::vector<DeviceStore*> hidden;
   for (const int index : visible) {
     DeviceStore* const store = process->stores_[static_cast<std::size_t>(index)].get();
-    process->devices_.push_back(VisibleDevice{store, index});
+    const DeviceSettings settings = CurrentSettings()->DeviceOf(store->config().uuid);
+    gpumem::UniqueFd node;
+    if (store->OpenNode(settings.persistence, &node) != DeviceStore::Outcome::kOk) return CUDA_ERROR_OPERATING_SYSTEM;
+    process->nodes_.push_back(std::move(node));
+    process->devices_.push_back(VisibleDevice{store, index, settings.life});
     shown.push_back(store);
   }
   for (const auto& store : process->stores_) {
@@ -73,7 +82,16 @@ CUresult Process::Init() {
   return result;
 }
 
+Process* Process::IfInitialised() { return g_process.load(std::memory_order_acquire); }
+bool Process::IsForkedChild() { return g_forked.load(std::memory_order_relaxed); }
+
+bool Process::IsOfEarlierLife(const VisibleDevice& device) const {
+  if (SIMCUDA_BREAK("recovered-for-all")) return false;
+  return CurrentSettings()->DeviceOf(device.store->config().uuid).life != device.life;
+}
+
 Process* Process::EnterForQuery(CUresult* result) {
+  if (g_process.load(std::memory_order_acquire) == nullptr && SIMCUDA_BREAK("init-not-needed")) Init();
   Process* const process = g_process.load(std::memory_order_acquire);
   if (process == nullptr || g_forked.load(std::memory_order_relaxed)) {
     *result = CUDA_ERROR_NOT_INITIALIZED;
@@ -87,11 +105,28 @@ Process* Process::Enter(CUresult* result) {
   if (process == nullptr) return nullptr;
   const CUresult sticky = process->sticky();
   if (sticky == CUDA_SUCCESS) return process;
+  if (SIMCUDA_BREAK("error-told-once")) process->sticky_ = CUDA_SUCCESS;
   *result = sticky;
   return nullptr;
 }
 
+Process* Process::EnterForVmm(CUresult* result) {
+  Process* const process = EnterForQuery(result);
+  if (process == nullptr || process->sticky() == CUDA_SUCCESS) return process;
+  const int answer = AnswerTo(Question::kStickyVmm);
+  if (answer == 0) return process;
+  *result = answer < 0 ? process->sticky() : static_cast<CUresult>(answer);
+  return nullptr;
+}
+
+void Process::ReportXid(int ordinal, std::uint32_t code) {
+  Control* const control = Control::OfProcess();
+  if (control != nullptr && !SIMCUDA_BREAK("fault-without-xid"))
+    control->PostXid(devices_[static_cast<std::size_t>(ordinal)].store->config().uuid, code);
+}
+
 void Process::Poison(CUresult error) {
+  if (SIMCUDA_BREAK("fault-ignored")) return;
   CUresult none = CUDA_SUCCESS;
   sticky_.compare_exchange_strong(none, error, std::memory_order_acq_rel);
 }

@@ -7,6 +7,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,9 @@
 #include <string_view>
 #include <utility>
 
+#include "cuda/sim/breaks.h"
+#include "cuda/sim/control.h"
+
 namespace simcuda {
 namespace {
 
@@ -25,6 +29,9 @@ using gpumem::Mutex;
 using gpumem::UniqueFd;
 
 constexpr std::size_t kPage = 4096;
+constexpr char kProcess[] = "process-";
+constexpr char kGone[] = "gone-";
+constexpr char kNode[] = "node";
 
 // One lock for all stores of the process, inside which the device's flock is taken: flock(2) does not exclude threads
 // that share a descriptor.
@@ -147,6 +154,7 @@ std::unique_ptr<DeviceStore> DeviceStore::Open(const std::string& dir, const Dev
   store->directory_.reset(::open(path.c_str(), O_DIRECTORY | O_RDONLY | O_CLOEXEC));
   if (!store->directory_.valid()) return failed("the directory");
   if (!store->OpenLock()) return failed("the lock");
+  if (::mkfifoat(store->directory_.get(), kNode, 0666) != 0 && errno != EEXIST) return failed("the node");
   const UniqueFd bound(::openat(store->directory_.get(), "bound", O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!bound.valid() || ::ftruncate(bound.get(), kPage) != 0) return failed("the bound");
   void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, bound.get(), 0);
@@ -172,7 +180,7 @@ std::uint64_t DeviceStore::NextId() { return ++bound_->last_id; }
 DeviceStore::Life DeviceStore::Probe(const std::string& path) const {
   const UniqueFd fd(::openat(directory_.get(), path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!fd.valid()) return errno == ENOENT ? Life::kDead : Life::kUnknown;
-  if (Flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return Life::kDead;
+  if (Flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return SIMCUDA_BREAK("dead-memory-kept") ? Life::kAlive : Life::kDead;
   return errno == EWOULDBLOCK ? Life::kAlive : Life::kUnknown;
 }
 
@@ -218,7 +226,7 @@ DeviceStore::Life DeviceStore::CollectIfDead(const std::string& directory, Objec
   if (held == Life::kDead || truth != nullptr) {
     const Life exported = ProbeExports(directory, &exports, truth != nullptr);
     if (exported == Life::kUnknown) return exported;
-    if (exported == Life::kAlive) life = Life::kAlive;
+    if (exported == Life::kAlive && !SIMCUDA_BREAK("descriptor-does-not-hold")) life = Life::kAlive;
   }
   if (life == Life::kDead) {
     ::unlinkat(directory_.get(), memory.c_str(), 0);
@@ -263,6 +271,7 @@ DeviceStore::Outcome DeviceStore::Adopt(std::uint64_t id, std::uint64_t bytes_if
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
   void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (data == MAP_FAILED) return Outcome::kSystem;
+  if (bytes_if_new != 0 && SIMCUDA_BREAK("memory-not-zeroed")) std::memset(data, 0xa5, kPage);
   out->reset(new Object(*this, id, static_cast<unsigned char*>(data), bytes));
   return Outcome::kOk;  // the descriptor closes here; the mapping keeps the description, and with it the lock
 }
@@ -270,8 +279,8 @@ DeviceStore::Outcome DeviceStore::Adopt(std::uint64_t id, std::uint64_t bytes_if
 DeviceStore::Outcome DeviceStore::Create(std::uint64_t bytes, std::shared_ptr<Object>* out) {
   const Locked locked(*this);
   const std::uint64_t capacity = config_.capacity_bytes;
-  if (bytes > capacity) return Outcome::kOutOfMemory;
-  if (bound_->used_at_most > capacity - bytes) {
+  if (bytes > capacity && !SIMCUDA_BREAK("capacity-ignored")) return Outcome::kOutOfMemory;
+  if (bound_->used_at_most > capacity - bytes && !SIMCUDA_BREAK("capacity-used-ignored")) {
     std::uint64_t used = 0;
     if (const Outcome outcome = Scan(nullptr, &used, false); outcome != Outcome::kOk) return outcome;
     if (used > capacity - bytes) return Outcome::kOutOfMemory;
@@ -290,23 +299,29 @@ DeviceStore::Outcome DeviceStore::Export(const Object& object, int* fd) {
   const std::string name = Hex(object.id()) + "/fd-" + Hex(NextId());
   UniqueFd exported(::openat(directory_.get(), name.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0644));
   if (!exported.valid()) return FromErrno();
+  if (SIMCUDA_BREAK("descriptor-maps")) {
+    exported.reset(::openat(directory_.get(), name.c_str(), O_RDWR));
+    if (::ftruncate(exported.get(), kPage) != 0) return Outcome::kSystem;
+  }
   if (Flock(exported.get(), LOCK_SH | LOCK_NB) != 0) return Outcome::kSystem;
   *fd = exported.release();
   return Outcome::kOk;
 }
 
-DeviceStore::Outcome DeviceStore::Import(int fd, std::shared_ptr<Object>* out) {
-  const Locked locked(*this);
+bool DeviceStore::Owns(int fd) const {
   const std::string name = ExportNameOf(fd);
-  if (name.empty()) return Outcome::kNotOurs;
+  if (name.empty()) return false;
   // A path proves nothing (another directory may have the same names): the file must be the same one.
   struct stat given {};
   struct stat ours {};
-  if (::fstat(fd, &given) != 0 || ::fstatat(directory_.get(), name.c_str(), &ours, AT_SYMLINK_NOFOLLOW) != 0 ||
-      given.st_dev != ours.st_dev || given.st_ino != ours.st_ino) {
-    return Outcome::kNotOurs;
-  }
-  return Adopt(*ParseHex(std::string_view(name).substr(0, 16)), 0, out);
+  return ::fstat(fd, &given) == 0 && ::fstatat(directory_.get(), name.c_str(), &ours, AT_SYMLINK_NOFOLLOW) == 0 &&
+         given.st_dev == ours.st_dev && given.st_ino == ours.st_ino;
+}
+
+DeviceStore::Outcome DeviceStore::Import(int fd, std::shared_ptr<Object>* out) {
+  const Locked locked(*this);
+  if (!Owns(fd)) return Outcome::kNotOurs;
+  return Adopt(*ParseHex(std::string_view(ExportNameOf(fd)).substr(0, 16)), 0, out);
 }
 
 // After this process dropped a reference: frees the memory if that was the last one anywhere.
@@ -339,7 +354,7 @@ DeviceStore::Outcome DeviceStore::Truth(DeviceTruth* out) {
 
 DeviceStore::Outcome DeviceStore::Enter(std::unique_ptr<Presence>* out) {
   const Locked locked(*this);
-  const std::string name = "process-" + std::to_string(::getpid()) + "-" + Hex(NextId());
+  const std::string name = kProcess + std::to_string(::getpid()) + "-" + Hex(NextId());
   const UniqueFd fd(::openat(directory_.get(), name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0644));
   if (!fd.valid()) return FromErrno();
   void* page = MAP_FAILED;
@@ -351,33 +366,89 @@ DeviceStore::Outcome DeviceStore::Enter(std::unique_ptr<Presence>* out) {
   return Outcome::kOk;
 }
 
-DeviceStore::Outcome DeviceStore::Processes(std::vector<std::uint32_t>* pids) {
+DeviceStore::Outcome DeviceStore::Processes(std::chrono::microseconds lag, std::vector<std::uint32_t>* pids) {
   const Locked locked(*this);
   std::vector<std::uint32_t> found;
-  constexpr std::string_view kPrefix = "process-";
-  for (const std::string& name : List(".", kPrefix.data())) {
+  const auto add = [&found](std::string_view name) {
+    std::uint32_t pid = 0;
+    name.remove_prefix(name.find('-') + 1);
+    std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (std::find(found.begin(), found.end(), pid) == found.end()) found.push_back(pid);
+  };
+  for (const std::string& name : List(".", kProcess)) {
     const Life life = Probe(name);
     if (life == Life::kUnknown) return FromErrno();
-    if (life == Life::kDead) {
+    if (life == Life::kAlive) {
+      add(name);
+    } else if (lag.count() == 0 || SIMCUDA_BREAK("lists-never-lag")) {
       ::unlinkat(directory_.get(), name.c_str(), 0);
-      continue;
+    } else {  // renaming sets its ctime, which is when it was noticed
+      const std::string gone = kGone + name.substr(std::strlen(kProcess));
+      ::renameat(directory_.get(), name.c_str(), directory_.get(), gone.c_str());
     }
-    std::uint32_t pid = 0;
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), pid);
-    if (std::find(found.begin(), found.end(), pid) == found.end()) found.push_back(pid);
+  }
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  for (const std::string& name : List(".", kGone)) {
+    struct stat status {};
+    if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    const auto age = std::chrono::seconds(now.tv_sec - status.st_ctim.tv_sec) +
+                     std::chrono::nanoseconds(now.tv_nsec - status.st_ctim.tv_nsec);
+    age < lag ? add(name) : (void)::unlinkat(directory_.get(), name.c_str(), 0);
   }
   std::sort(found.begin(), found.end());
   *pids = std::move(found);
   return Outcome::kOk;
 }
 
+bool DeviceStore::NodeIsOpen() const {
+  const UniqueFd writer(::openat(directory_.get(), kNode, O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  return (writer.valid() || errno != ENXIO) && !SIMCUDA_BREAK("node-opens-nothing");
+}
+
+DeviceStore::Outcome DeviceStore::OpenNode(bool persistence, UniqueFd* out) {
+  const Locked locked(*this);
+  if (!persistence && !NodeIsOpen() && !SIMCUDA_BREAK("always-persistent")) ClearLocked();
+  out->reset(::openat(directory_.get(), kNode, O_RDWR | O_CLOEXEC));
+  return out->valid() ? Outcome::kOk : FromErrno();
+}
+
+DeviceStore::Outcome DeviceStore::ShutDownIfUnopened() {
+  const Locked locked(*this);
+  if (!NodeIsOpen()) ClearLocked();
+  return Outcome::kOk;
+}
+
+DeviceStore::Outcome DeviceStore::Clear() {
+  const Locked locked(*this);
+  ClearLocked();
+  return Outcome::kOk;
+}
+
+// The files lose their names: descriptors and mappings of them stay, and lead nowhere that counts.
+void DeviceStore::ClearLocked() {
+  for (const std::string& name : List(".", "")) {
+    if (name.rfind(kProcess, 0) == 0 || name.rfind(kGone, 0) == 0) ::unlinkat(directory_.get(), name.c_str(), 0);
+    if (!ParseHex(name)) continue;
+    for (const std::string& file : List(name, "")) {
+      ::unlinkat(directory_.get(), (name + "/" + file).c_str(), 0);
+    }
+    ::unlinkat(directory_.get(), name.c_str(), AT_REMOVEDIR);
+  }
+  bound_->used_at_most = 0;
+}
+
 bool ReadTruth(const std::string& dir, std::vector<DeviceTruth>* devices, std::string* error) {
   Config config;
   if (!ReadConfig(dir, &config, error)) return false;
+  Settings settings;
+  const auto control = Control::Open(dir, error);
+  if (control == nullptr || !control->Read(&settings, error)) return false;
   std::vector<DeviceTruth> all;
   for (const DeviceConfig& device : config.devices) {
     const auto store = DeviceStore::Open(dir, device, error);
     if (store == nullptr) return false;
+    if (!settings.DeviceOf(device.uuid).persistence) store->ShutDownIfUnopened();
     DeviceTruth truth;
     if (store->Truth(&truth) != DeviceStore::Outcome::kOk) {
       *error = "cannot read simulated device " + device.uuid.ToString() + " in '" + dir + "': " + std::strerror(errno);

@@ -3,7 +3,10 @@
 // One allocation is one directory in the device's directory:
 //   <id>/memory      a sparse file of the allocation's size: the bytes
 //   <id>/fd-<id>     an empty file for each export: what an exported descriptor is open on
-//   process-<pid>-<id>  an empty page for each context: who has the device open
+//   process-<pid>-<id>  an empty page for each context: who has work on the device
+//   gone-<pid>-<id>  the same of a process that is gone, while NVML still lists it
+//   node             a FIFO that stands for /dev/nvidiaN: who has it open for reading is known to whoever opens it for
+//                    writing (fifo(7)), without any help of theirs
 //   lock             every change is made under flock(LOCK_EX) of it
 //   bound            16 bytes, shared by mmap: an upper bound of the bytes in use, and the last id given
 //
@@ -21,6 +24,7 @@
 #ifndef GPUMEM_CUDA_SIM_STORE_H_
 #define GPUMEM_CUDA_SIM_STORE_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -113,6 +117,8 @@ class DeviceStore {
   Outcome Create(std::uint64_t bytes, std::shared_ptr<Object>* out);
   // A new descriptor, which the caller owns. It is inheritable: the real driver's flag is not documented.
   Outcome Export(const Object& object, int* fd);
+  // Whether `fd` is an export of this device, now: one of an earlier life is not.
+  bool Owns(int fd) const;
   // Neither consumes nor closes `fd`.
   Outcome Import(int fd, std::shared_ptr<Object>* out);
 
@@ -121,7 +127,15 @@ class DeviceStore {
   Outcome Truth(DeviceTruth* out);
 
   Outcome Enter(std::unique_ptr<Presence>* out);
-  Outcome Processes(std::vector<std::uint32_t>* pids);
+  // Who has a context; a process that ended without destroying it is listed for `lag` more, from when that was noticed.
+  Outcome Processes(std::chrono::microseconds lag, std::vector<std::uint32_t>* pids);
+
+  // Opens the device node. Without `persistence`, the first opener finds the memory empty: the adapter was shut down.
+  Outcome OpenNode(bool persistence, gpumem::UniqueFd* out);
+  // Without persistence, when nobody has the node open: the memory is gone, whoever holds descriptors of it.
+  Outcome ShutDownIfUnopened();
+  // A new life: no memory, no processes. What old references still reach belongs to no device.
+  Outcome Clear();
 
  private:
   friend class Object;
@@ -131,7 +145,7 @@ class DeviceStore {
   struct Bound;
   enum class Life { kAlive, kDead, kUnknown };
 
-  DeviceStore(DeviceConfig config) : config_(std::move(config)) {}
+  explicit DeviceStore(DeviceConfig config) : config_(std::move(config)) {}
   Life Probe(const std::string& path) const;
   Life ProbeExports(const std::string& directory, std::uint32_t* alive, bool count_all) const;
   Life CollectIfDead(const std::string& directory, ObjectTruth* truth);
@@ -139,6 +153,8 @@ class DeviceStore {
   Outcome Adopt(std::uint64_t id, std::uint64_t bytes_if_new, std::shared_ptr<Object>* out);
   std::vector<std::string> List(const std::string& path, const char* prefix) const;
   void Collect(std::uint64_t id, std::uint64_t bytes);
+  void ClearLocked();
+  bool NodeIsOpen() const;
   std::uint64_t NextId();
   bool OpenLock();
 

@@ -9,9 +9,16 @@
 #include <thread>
 #include <utility>
 
+#include "cuda/sim/api_call.h"
+#include "cuda/sim/breaks.h"
+
 namespace simcuda {
 
 using gpumem::MutexLock;
+
+namespace {
+constexpr std::uint32_t kXidMmuFault = 31;
+}
 
 bool Mark::Done() const { return stream == nullptr || stream->Done(ticket); }
 void Mark::Wait() const {
@@ -75,6 +82,7 @@ void Stream::Run() {
       queue_.pop_front();
     }
     // Marks are of work that was enqueued before this one: waiting for them cannot go in a circle.
+    if (SIMCUDA_BREAK("streams-not-ordered")) work.after.clear();
     for (const Mark& mark : work.after) mark.Wait();
     work.run();
     work = Work{};  // what it referred to goes before it counts as done
@@ -111,9 +119,13 @@ Mark Context::Enqueue(const std::shared_ptr<Stream>& stream, std::function<CUres
     add(default_stream_->Now());
   }
   Process* const process = &process_;
-  const std::uint64_t ticket = stream->Enqueue(std::move(after), [process, work = std::move(work)] {
+  const std::uint64_t ticket = stream->Enqueue(std::move(after), [process, device = device_, work = std::move(work)] {
     if (process->sticky() != CUDA_SUCCESS) return;
-    if (const CUresult result = work(); result != CUDA_SUCCESS) process->Poison(result);
+    CUresult result = PassWorkPoint("work", device);
+    if (result == CUDA_SUCCESS) result = work();
+    if (result == CUDA_SUCCESS) return;
+    process->Poison(result);
+    if (result == CUDA_ERROR_ILLEGAL_ADDRESS) process->ReportXid(device, kXidMmuFault);
   });
   return Mark{stream, ticket};
 }

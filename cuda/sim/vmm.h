@@ -1,7 +1,7 @@
 // cuda/sim/vmm.h: one process's view of memory: handles, reserved ranges, mappings and who may access them.
 //
 // The rules are the driver's (cuMemCreate and its family). Where the real driver's answer is not known, this is the
-// strictest one. Sizes are bytes.
+// strictest one, or what the machine's settings say (cuda/sim/answers.def). Sizes are bytes.
 #ifndef GPUMEM_CUDA_SIM_VMM_H_
 #define GPUMEM_CUDA_SIM_VMM_H_
 
@@ -67,6 +67,15 @@ class Vmm {
   // Whether `device` may access all of the range.
   bool Allows(CUdeviceptr address, std::uint64_t bytes, int device, Need need);
 
+  // The device that a call concerns, as an ordinal, or kNoOrdinal.
+  static constexpr int kNoOrdinal = -1;
+  int OrdinalOfHandle(CUmemGenericAllocationHandle handle);
+  int OrdinalAt(CUdeviceptr address);
+  int OrdinalOfFd(int fd) const;
+
+  // fork(2) while no other thread holds this object's lock, so that the child can resolve addresses.
+  pid_t ForkUnlocked();
+
   // cuMemAlloc and cuMemFree: a handle, a range and a mapping as one.
   CUresult AllocateLinear(int device, std::uint64_t bytes, CUdeviceptr* out);
   CUresult FreeLinear(CUdeviceptr address);
@@ -92,6 +101,7 @@ class Vmm {
   Mappings::iterator MappingAt(CUdeviceptr address) GPUMEM_REQUIRES(mu_);
   bool CoversWhole(CUdeviceptr address, std::uint64_t bytes) GPUMEM_REQUIRES(mu_);
   bool AnyMapping(CUdeviceptr address, std::uint64_t bytes) GPUMEM_REQUIRES(mu_);
+  int OrdinalOf(const DeviceStore* store) const;
   bool InOneReservation(CUdeviceptr address, std::uint64_t bytes) GPUMEM_REQUIRES(mu_);
 
   const std::vector<DeviceStore*> visible_;

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/frame_channel.h"
 #include "base/process.h"
+#include "base/reap_later.h"
 #include "daemon/core/reasons.h"
 
 namespace gpumem::arena {
@@ -195,6 +196,7 @@ void ArenaSupervisor::Arena::Launch() {
     channel_.reset();
     SendSignal(child_.pidfd.get(), SIGKILL);
     if (watched == 0) options_->loop->Unwatch(child_.pidfd.get());
+    ReapLater(options_->loop, std::move(child_.pidfd));
     child_ = ChildProcess();
     state_ = State::kIdle;
     LaunchFailed("epoll_ctl", watched != 0 ? watched : ENOSPC);
@@ -244,11 +246,14 @@ void ArenaSupervisor::Arena::OnSocketEnd(const std::string& how) {
 void ArenaSupervisor::Arena::OnProcessEnd() {
   // Answers that it had sent before it ended are still in the socket, and count.
   if (channel_ && channel_->open()) channel_->Drain();
+  options_->loop->Unwatch(child_.pidfd.get());
   std::string how;
-  if (!TryReap(child_.pidfd.get(), &how)) how = "ended";
+  if (!TryReap(child_.pidfd.get(), &how)) {
+    how = "ended";
+    ReapLater(options_->loop, std::move(child_.pidfd));
+  }
   if (channel_) channel_->Close();
   channel_.reset();
-  options_->loop->Unwatch(child_.pidfd.get());
   child_ = ChildProcess();
   state_ = State::kIdle;
   if (!failed_.empty()) how = absl::StrCat(how, ": ", failed_);

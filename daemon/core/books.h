@@ -269,8 +269,9 @@ class Books {
   // The keeper acknowledged its PUT: the keeper references it, also when the chunk is ending by now; the caller must
   // then have the keeper delete it, because the work of the call that ended it could not list that.
   absl::Status Kept(ChunkId chunk);
-  // Its fd is about to be handed to the owner's socket: from here on the worker references it. Refused when the chunk
-  // is not for sending any more (SESSION_FENCED, ALREADY_RELEASED, UNKNOWN_LEASE); then it must not be sent.
+  // Its fd was handed to the owner's socket, in this same step: from here on the worker references it. The caller has
+  // made sure in the step that it may be sent (Created just now, or CheckFetch); that it was sent although it may not
+  // (SESSION_FENCED, ALREADY_RELEASED, UNKNOWN_LEASE) is a defect of the caller's, and changes nothing here.
   absl::Status Sent(ChunkId chunk);
   // The grant failed half-way or its session went: gives the lease's created chunks back. For chunks still `reserved`
   // the caller calls NotCreated, as their answers come, or Created and Rollback again. A chunk that was Sent may be

@@ -13,7 +13,6 @@ using internal::ChunkRef;
 using internal::Defect;
 using internal::kArenaRef;
 using internal::kKeeperRef;
-using internal::kWorkerRef;
 using internal::Lease;
 using internal::Segment;
 using internal::Settlement;

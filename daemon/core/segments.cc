@@ -245,7 +245,7 @@ absl::Status Books::Detach(SessionId session_id, AttachmentId id, const std::vec
 absl::StatusOr<ReleaseWork> Books::RemoveSegment(std::string_view name, absl::Time now, Transitions* moves) {
   const absl::StatusOr<std::shared_ptr<Segment>> found = FindSegment(*impl_, name);
   if (!found.ok()) return found.status();
-  const std::shared_ptr<Segment> segment = *found;
+  const std::shared_ptr<Segment>& segment = *found;
   ReleaseWork work;
   if (segment->lease == nullptr) {
     impl_->Unlist(segment);

@@ -12,7 +12,6 @@
 namespace gpumem::core {
 namespace {
 
-using internal::Account;
 using internal::Chunk;
 using internal::Device;
 using internal::Holder;
@@ -20,7 +19,6 @@ using internal::kArenaRef;
 using internal::kKeeperRef;
 using internal::kWorkerRef;
 using internal::Lease;
-using internal::QuarantineRecord;
 using internal::RecordKey;
 using internal::Segment;
 using internal::Session;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/reap_later.h"
 #include "daemon/core/reasons.h"
 #include "daemon/keeper/socket_address.h"
 
@@ -97,11 +98,15 @@ void KeeperClient::Connect() {
     if (!channel_) error = errno;
   }
   if (error != 0) {
-    if (!told_unreachable_) {
-      Log(Level::kWarning, absl::StrCat("cannot connect: ", std::strerror(error), "; trying again"));
+    const bool none_there = error == ENOENT || error == ECONNREFUSED;
+    if (options_.spawn && none_there) {
+      SpawnKeeper();
+    } else {
+      if (!told_unreachable_) {
+        Log(Level::kWarning, absl::StrCat("cannot connect: ", std::strerror(error), "; trying again"));
+      }
+      told_unreachable_ = true;
     }
-    told_unreachable_ = true;
-    if (options_.spawn && (error == ENOENT || error == ECONNREFUSED)) SpawnKeeper();
     return ConnectLater();
   }
   state_ = State::kGreeting;
@@ -146,9 +151,12 @@ void KeeperClient::SpawnKeeper() {
 }
 
 void KeeperClient::OnSpawnedEnd() {
-  std::string how;
-  if (!TryReap(spawned_.pidfd.get(), &how)) how = "ended";
   options_.loop->Unwatch(spawned_.pidfd.get());
+  std::string how;
+  if (!TryReap(spawned_.pidfd.get(), &how)) {
+    how = "ended";
+    ReapLater(options_.loop, std::move(spawned_.pidfd));
+  }
   Log(Level::kWarning, absl::StrCat("the one that was started, pid ", spawned_.pid, ", ended: ", how));
   spawned_ = ChildProcess();
 }

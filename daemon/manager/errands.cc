@@ -128,8 +128,8 @@ Errands::Answered Errands::SettleDelete(ChunkId chunk, const absl::Status& answe
     owed_deletes_.erase(chunk);
     return answered;
   }
-  // "Not found" is the keeper's own word that it does not hold the fd.
-  if (answer.ok() || absl::IsNotFound(answer)) {
+  // HANDLE_LOST is the keeper's own word that it does not hold the fd: an earlier Del's close has ended meanwhile.
+  if (answer.ok() || ReasonOf(answer) == Reason::HANDLE_LOST) {
     owed_deletes_.erase(chunk);
     found_names_.erase(chunk);
     context_.Expect(

@@ -16,7 +16,6 @@ namespace gpumem::service {
 namespace {
 
 using core::SessionId;
-using manager::Manager;
 using manager::Reply;
 
 void WriteLimits(const manager::Options& options, v1::Limits* out) {

@@ -89,7 +89,7 @@ template <typename T>
 class [[nodiscard]] Result {
  public:
   Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor); not OK
+  Result(Status status) : status_(status) {}  // NOLINT(google-explicit-constructor); not OK
 
   bool ok() const { return value_.has_value(); }
   explicit operator bool() const { return ok(); }

@@ -268,6 +268,34 @@ TEST_F(ArenaSupervisorTest, AFrontWithoutDescriptorsTakesTheChunksBack) {
   ExpectPhysical(0);
 }
 
+TEST_F(ArenaSupervisorTest, AFrontWithoutDescriptorsFetchesNothingAndTheArenaGoesOn) {
+  StartAndWait();
+  ASSERT_TRUE(Create(Chunks(1, 8), 0).ok());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit tight{OpenDescriptors(::getpid()) + 1, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const absl::StatusOr<std::vector<HandleFd>> refused = Fetch(Ids(1, 8));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(core::ReasonOf(refused.status()), Reason::DESCRIPTORS) << refused.status();
+  const absl::StatusOr<std::vector<HandleFd>> again = Fetch(Ids(1, 8));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->size(), 8u);
+}
+
+TEST_F(ArenaSupervisorTest, AnArenaThatDoesNotEndIsKilled) {
+  ArenaSupervisor::Options options = OptionsForSim();
+  options.end_grace = std::chrono::milliseconds(20);
+  Start(std::move(options));
+  RunUntil([&] { return ready_.count(device_) == 1; });
+  ASSERT_EQ(::kill(*supervisor_->Pid(device_), SIGSTOP), 0);
+  bool done = false;
+  supervisor_->Shutdown([&] { done = true; });
+  RunUntil([&] { return done && journal_.back() == "ended"; });
+  EXPECT_NE(how_.find("signal 9"), std::string::npos) << how_;
+  supervisor_.reset();
+}
+
 TEST_F(ArenaSupervisorTest, AKilledArenaAnswersEverythingThenEndsThenIsStartedAgain) {
   StartAndWait();
   ASSERT_TRUE(Create(Chunks(1, 4), 0).ok());

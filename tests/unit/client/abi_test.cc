@@ -117,6 +117,17 @@ TEST_F(StructSizeTest, AShorterStatusIsFilledAsFarAsItGoes) {
   EXPECT_EQ(status.struct_size, offsetof(gpumem_status, message));
 }
 
+TEST_F(StructSizeTest, ANameNeedsItsWholeRoomAndSuccessIsNoFault) {
+  EXPECT_EQ(gpumem_report_fault(client_.get(), 0, "", nullptr), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(daemon_.faults().empty());
+  const auto holder = client_.RegisterHolder("h", Role::kWeights);
+  auto lease = client_.BuildSegment(*holder, "m", {{daemon_.device_uuid(), FakeDaemon::kChunkBytes, 1}});
+  ASSERT_TRUE(lease.ok());
+  char name[256] = {};
+  EXPECT_EQ(gpumem_segment_seal(lease->get(), nullptr, 0, nullptr, 0, name, 255, nullptr), GPUMEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(lease->Seal({}).ok()) << "nothing was done";
+}
+
 TEST_F(StructSizeTest, OutputsAreUntouchedOnFailure) {
   std::uint64_t holder = 7;
   EXPECT_NE(gpumem_register_holder(client_.get(), "", 1, &holder, nullptr), GPUMEM_OK);

@@ -169,10 +169,45 @@ TEST_F(ClientTest, AMappingThatFailsAnywhereLeavesNothingMapped) {
 }
 
 TEST_F(ClientTest, AHandleOfAnotherChunkIsRefused) {
-  daemon_.lie_about_id = true;
-  EXPECT_EQ(Allocate(2).status().reason(), GPUMEM_PROTOCOL);
-  EXPECT_THAT(daemon_.releases(), SizeIs(1));
-  EXPECT_EQ(Physical(), 0u);
+  using Lie = FakeDaemon::Lie;
+  std::size_t refused = 0;
+  for (const Lie lie : {Lie::kId, Lie::kGeneration, Lie::kBytes, Lie::kLease, Lie::kIndex, Lie::kTwice}) {
+    daemon_.lie = lie;
+    EXPECT_EQ(Allocate(2).status().reason(), GPUMEM_PROTOCOL) << static_cast<int>(lie);
+    EXPECT_THAT(daemon_.releases(), SizeIs(++refused));
+    EXPECT_EQ(Physical(), 0u);
+  }
+  daemon_.lie = Lie::kNone;
+  EXPECT_TRUE(Allocate(2).ok());
+}
+
+TEST_F(ClientTest, OnlyWhatWasImportedIsAcknowledged) {
+  daemon_.bad_chunk = 2;
+  EXPECT_EQ(Allocate(6).status().reason(), GPUMEM_CUDA);
+  Eventually([this] { return daemon_.acknowledged() == 2; });  // chunks 0 and 1: the import of 2 failed
+}
+
+TEST_F(ClientTest, AMappingThatTheDaemonDoesNotHearOfIsUndone) {
+  Connect(50);
+  auto lease = Allocate(1);
+  ASSERT_TRUE(lease.ok()) << lease.status().ToString();
+  daemon_.deaf = true;
+  gpumem_reason reason = GPUMEM_OK;
+  for (int i = 0; i < 10'000 && reason == GPUMEM_OK; ++i) {  // until the socket is full
+    reason = lease->Map().status().reason();
+    if (reason == GPUMEM_OK) (void)lease->Unmap();
+  }
+  EXPECT_EQ(reason, GPUMEM_DEADLINE);
+  EXPECT_EQ(lease->Map().status().reason(), GPUMEM_DEADLINE) << "and not mapped already";
+  daemon_.deaf = false;
+}
+
+TEST_F(ClientTest, ADaemonOfAnotherProtocolOrDriverIsRefused) {
+  daemon_.protocol = 2;
+  EXPECT_EQ(Client::Connect(OptionsFor(daemon_.socket_dir())).status().reason(), GPUMEM_VERSION_MISMATCH);
+  daemon_.protocol = 1;
+  daemon_.other_driver = true;
+  EXPECT_EQ(Client::Connect(OptionsFor(daemon_.socket_dir())).status().reason(), GPUMEM_DRIVER_MISMATCH);
 }
 
 TEST_F(ClientTest, WantedAddress) {
@@ -340,6 +375,41 @@ TEST_F(ClientTest, AReleaseThatWasNotAnsweredIsSaidAgain) {
   EXPECT_EQ(daemon_.leases(), 1u);
   ASSERT_TRUE(Allocate(1).ok());
   EXPECT_EQ(daemon_.leases(), 0u);
+}
+
+TEST_F(ClientTest, AnAttachOrDetachThatWasNotAnsweredIsSettledBeforeTheNextCall) {
+  auto lease = client_.BuildSegment(42, "m", {{daemon_.device_uuid(), kChunk, 1}});
+  ASSERT_TRUE(lease.ok() && lease->Seal({}).ok());
+  Connect(300);
+  daemon_.hang = true;
+  EXPECT_EQ(client_.AttachSegment(42, "m@1").status().reason(), GPUMEM_DEADLINE);
+  daemon_.hang = false;
+  Eventually([this] { return daemon_.attachments() == 1; });  // for nobody
+  ASSERT_TRUE(Allocate(1).ok());
+  EXPECT_EQ(daemon_.attachments(), 0u);
+  auto segment = client_.AttachSegment(42, "m@1");
+  ASSERT_TRUE(segment.ok()) << segment.status().ToString();
+  daemon_.drop_detach = 1;
+  EXPECT_EQ(segment->Detach().reason(), GPUMEM_DEADLINE);
+  EXPECT_EQ(daemon_.attachments(), 1u);
+  ASSERT_TRUE(Allocate(1).ok());
+  EXPECT_EQ(daemon_.attachments(), 0u);
+}
+
+TEST_F(ClientTest, AWatchThatIsRefusedIsToldOnceAndCanBeBegunAgain) {
+  daemon_.refuse_watches = 1;
+  const auto fd = client_.EventFd();
+  ASSERT_TRUE(fd.ok());
+  pollfd entry{*fd, POLLIN, 0};
+  gpumem_reason reason = GPUMEM_OK;
+  while (reason == GPUMEM_OK && ::poll(&entry, 1, 20'000) == 1) reason = client_.NextEvent().status().reason();
+  EXPECT_EQ(reason, GPUMEM_LIMIT);
+  EXPECT_TRUE(client_.NextEvent().ok());
+  EXPECT_EQ(::poll(&entry, 1, 0), 0);
+  EXPECT_EQ(*client_.EventFd(), *fd);
+  bool got = false;
+  while (!got && ::poll(&entry, 1, 20'000) == 1) got = client_.NextEvent()->has_value();
+  EXPECT_TRUE(got);
 }
 
 TEST_F(ClientTest, MemoryStaysWhenTheDaemonIsGone) {
@@ -536,6 +606,12 @@ TEST_F(ClientTest, AChildKeepsTheWitnessAndNoSocket) {
   const int in_parent = pipes();
   EXPECT_EQ(InChild([&] { return sockets_to_daemon(); }), 0);
   EXPECT_EQ(InChild([&] { return pipes(); }), in_parent);
+  // A child that closes the client keeps it all the same: the driver's descriptors are still in it.
+  EXPECT_EQ(InChild([&] {
+              gpumem_close(client_.get());
+              return pipes();
+            }),
+            in_parent);
 }
 
 TEST_F(ClientTest, ForksWhileThreadsCall) {
@@ -585,7 +661,26 @@ int FaultAndReport(Client* client, Lease* lease, FakeDaemon* daemon) {
   if (lease->Release().reason() != GPUMEM_CUDA_FATAL || *lease) return 7;
   if (!daemon->releases().empty()) return 8;
   client->Close();
+  // What was mapped is still in this process, and a child of it would keep it.
+  if (daemon->WitnessClosed()) return 10;
   return 0;
+}
+
+// The release itself is the call that learns of the fault.
+int FaultAndRelease(Client* client, Lease* lease, FakeDaemon* daemon) {
+  cuda::Driver& driver = *Machine::Get().driver;
+  std::unique_ptr<cuda::Kernels> kernels;
+  CUcontext context = nullptr;
+  driver.DevicePrimaryCtxRetain(&context, Machine::Get().devices[0].ordinal);
+  driver.CtxSetCurrent(context);
+  if (cuda::Kernels::Load(driver, &kernels) != CUDA_SUCCESS) return 1;
+  const auto address = lease->Map(Access::kReadOnly);
+  if (!address.ok() || kernels->Store(nullptr, *address, 1) != CUDA_SUCCESS) return 2;
+  if (lease->Release({nullptr}).reason() != GPUMEM_CUDA_FATAL) return 3;
+  if (*lease) return 4;
+  if (!daemon->releases().empty()) return 5;
+  client->Close();
+  return daemon->WitnessClosed() ? 6 : 0;
 }
 
 TEST_F(ClientDeathTest, AfterAFatalErrorNothingIsAskedOfTheDriver) {
@@ -595,6 +690,19 @@ TEST_F(ClientDeathTest, AfterAFatalErrorNothingIsAskedOfTheDriver) {
         auto lease = Allocate(2);
         const int result = FaultAndReport(&client_, &*lease, &daemon_);
         // What was mapped is still there: its end is the process's.
+        const int code = result != 0 ? result : Physical() == 2 * kChunk ? 0 : 9;
+        TempDir::RemoveAll();
+        ::_exit(code);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST_F(ClientDeathTest, AReleaseThatLearnsOfTheFaultReleasesNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        auto lease = Allocate(2);
+        const int result = FaultAndRelease(&client_, &*lease, &daemon_);
         const int code = result != 0 ? result : Physical() == 2 * kChunk ? 0 : 9;
         TempDir::RemoveAll();
         ::_exit(code);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -110,10 +111,10 @@ void FakeDaemon::Accept() {
 void FakeDaemon::Serve(std::shared_ptr<Peer> peer) {
   FromClient frame;
   if (!peer->Receive(&frame) || frame.header.type != wire::FrameType::kOpen) return;
-  const UniqueFd witness = std::move(frame.fds.at(0));
   std::uint64_t session = 0;
   {
     MutexLock lock(&mu_);
+    witness_ = std::move(frame.fds.at(0));
     session = next_id_++;
     peers_[session] = peer;
     wire::WelcomeBody welcome;
@@ -123,6 +124,7 @@ void FakeDaemon::Serve(std::shared_ptr<Peer> peer) {
     peer->Send(wire::FrameType::kWelcome, 0, welcome);
   }
   while (peer->Receive(&frame)) {
+    while (deaf && !stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     MutexLock lock(&mu_);
     if (frame.header.type == wire::FrameType::kAcknowledge) {
       const auto body = frame.As<wire::AcknowledgeBody>();
@@ -145,15 +147,16 @@ void FakeDaemon::SendChunks(Peer* peer, std::uint64_t request_id, std::uint64_t 
                             std::uint32_t count) {
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   wire::HandlesBody body;
-  body.lease_id = lease_id;
+  body.lease_id = lease_id + (lie == Lie::kLease ? 1 : 0);
   std::vector<int> fds;
   const FakeLease& lease = leases_.at(lease_id);
   for (std::uint32_t i = first; i < lease.chunks.size() && i - first < count; ++i) {
     wire::HandleEntry& entry = body.entries[fds.size()];
-    entry.chunk_id = lease.chunks[i].chunk.chunk_id() + (lie_about_id ? 1 : 0);
-    entry.generation = lease.chunks[i].chunk.generation();
-    entry.bytes = lease.chunks[i].chunk.bytes();
-    entry.index = i;
+    const std::uint32_t said = lie == Lie::kTwice ? first : i;
+    entry.chunk_id = lease.chunks[said].chunk.chunk_id() + (lie == Lie::kId ? 1 : 0);
+    entry.generation = lease.chunks[said].chunk.generation() + (lie == Lie::kGeneration ? 1 : 0);
+    entry.bytes = lease.chunks[said].chunk.bytes() + (lie == Lie::kBytes ? 1 : 0);
+    entry.index = said + (lie == Lie::kIndex ? 1000 : 0);
     fds.push_back(static_cast<int>(i) == bad_chunk ? null.get() : lease.chunks[i].fd.get());
   }
   peer->Send(wire::FrameType::kHandles, request_id, body, fds);
@@ -233,8 +236,8 @@ grpc::Status FakeDaemon::Grant(const Request& request, Response* response, const
 grpc::Status FakeDaemon::Hello(grpc::ServerContext*, const v1::HelloRequest* request, v1::HelloResponse* response) {
   response->set_instance(Instance());
   response->set_daemon_version("9.9.9");
-  response->set_protocol_major(1);
-  response->set_driver(v1::DRIVER_KIND_SIM);
+  response->set_protocol_major(protocol);
+  response->set_driver(other_driver ? v1::DRIVER_KIND_CUDA : v1::DRIVER_KIND_SIM);
   response->set_tenant("default");
   EXPECT_EQ(request->driver(), v1::DRIVER_KIND_SIM);
   for (const cuda::DeviceInfo& info : Machine::Get().devices) {
@@ -301,8 +304,17 @@ grpc::Status FakeDaemon::SealSegment(grpc::ServerContext*, const v1::SealSegment
   return grpc::Status::OK;
 }
 
-grpc::Status FakeDaemon::AttachSegment(grpc::ServerContext*, const v1::AttachSegmentRequest* request,
+grpc::Status FakeDaemon::AttachSegment(grpc::ServerContext* context, const v1::AttachSegmentRequest* request,
                                        v1::AttachSegmentResponse* response) {
+  WaitWhileHanging(context);
+  {
+    MutexLock lock(&mu_);
+    const auto answered = answers_.find(request->request_id());
+    if (answered != answers_.end()) {
+      response->ParseFromString(answered->second);
+      return grpc::Status::OK;
+    }
+  }
   Note(request->request_id());
   response->set_instance(Instance());
   MutexLock lock(&mu_);
@@ -315,13 +327,18 @@ grpc::Status FakeDaemon::AttachSegment(grpc::ServerContext*, const v1::AttachSeg
     response->mutable_segment()->set_lease_id(id);
     for (const FakeChunk& chunk : lease.chunks) *response->add_chunks() = chunk.chunk;
     *response->mutable_manifest() = lease.manifest;
+    answers_[request->request_id()] = response->SerializeAsString();
     return grpc::Status::OK;
   }
   return Refusal(grpc::StatusCode::NOT_FOUND, "UNKNOWN_SEGMENT");
 }
 
-grpc::Status FakeDaemon::DetachSegment(grpc::ServerContext*, const v1::DetachSegmentRequest* request,
+grpc::Status FakeDaemon::DetachSegment(grpc::ServerContext* context, const v1::DetachSegmentRequest* request,
                                        v1::DetachSegmentResponse* response) {
+  if (drop_detach > 0 && drop_detach-- > 0) {
+    while (!context->IsCancelled() && !stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return grpc::Status::CANCELLED;
+  }
   Note(request->request_id());
   response->set_instance(Instance());
   MutexLock lock(&mu_);
@@ -355,6 +372,7 @@ grpc::Status FakeDaemon::ReportFault(grpc::ServerContext*, const v1::ReportFault
 
 grpc::Status FakeDaemon::WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
                                      grpc::ServerWriter<v1::Event>* writer) {
+  if (refuse_watches > 0 && refuse_watches-- > 0) return Refusal(grpc::StatusCode::RESOURCE_EXHAUSTED, "LIMIT");
   v1::Event event;
   event.set_sequence(1);
   event.mutable_session_fenced()->set_session_id(request->session_id() + 1000);  // another's: not for this client
@@ -403,6 +421,15 @@ std::set<std::uint64_t> FakeDaemon::request_ids() const {
 std::size_t FakeDaemon::leases() const {
   MutexLock lock(&mu_);
   return leases_.size();
+}
+std::size_t FakeDaemon::attachments() const {
+  MutexLock lock(&mu_);
+  return attachments_.size();
+}
+bool FakeDaemon::WitnessClosed() const {
+  MutexLock lock(&mu_);
+  pollfd entry{witness_.get(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLHUP) != 0;
 }
 std::size_t FakeDaemon::sessions() const {
   MutexLock lock(&mu_);

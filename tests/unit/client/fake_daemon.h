@@ -55,13 +55,20 @@ class FakeDaemon final : public v1::MemoryService::Service {
 
   // --- what the next calls do ---
   std::atomic<std::uint32_t> push_at_most{1000};
-  std::atomic<int> bad_chunk{-1};         // this chunk's fd is /dev/null
-  std::atomic<int> oversize_chunk{-1};    // this chunk's memory is twice as large as the daemon says: mapping it fails
-  std::atomic<bool> hang{false};          // calls wait until they are cancelled
-  std::atomic<int> refuse_seals{0};       // so many seals are refused with MANIFEST_INVALID
-  std::atomic<int> drop_release{0};       // so many releases are not done and not answered
-  std::atomic<bool> invisible{false};     // Hello lists a device that the process does not see
-  std::atomic<bool> lie_about_id{false};  // pushed frames name another chunk id
+  std::atomic<int> bad_chunk{-1};       // this chunk's fd is /dev/null
+  std::atomic<int> oversize_chunk{-1};  // this chunk's memory is twice as large as the daemon says: mapping it fails
+  std::atomic<bool> hang{false};        // calls wait until they are cancelled
+  std::atomic<int> refuse_seals{0};     // so many seals are refused with MANIFEST_INVALID
+  std::atomic<int> drop_release{0};     // so many releases are not done and not answered
+  std::atomic<bool> invisible{false};   // Hello lists a device that the process does not see
+  // What pushed frames say of their chunks that the grant does not; kTwice: all are the first one.
+  enum class Lie { kNone, kId, kGeneration, kBytes, kLease, kIndex, kTwice };
+  std::atomic<Lie> lie{Lie::kNone};
+  std::atomic<bool> deaf{false};       // frames are not read
+  std::atomic<int> drop_detach{0};     // so many detaches are not done and not answered
+  std::atomic<int> refuse_watches{0};  // so many watches are refused with LIMIT
+  std::atomic<std::uint32_t> protocol{1};
+  std::atomic<bool> other_driver{false};
   std::atomic<int> answer_as_other_instance{0};
 
   // --- what it was told ---
@@ -73,6 +80,9 @@ class FakeDaemon final : public v1::MemoryService::Service {
   std::set<std::uint64_t> request_ids() const;
   std::size_t sessions() const;
   std::size_t leases() const;
+  std::size_t attachments() const;
+  // The newest session's witness pipe has no write end left.
+  bool WitnessClosed() const;
   std::string device_uuid(std::size_t index = 0) const;
   std::string other_uuid() const { return "GPU-00000000-0000-0000-0000-00000000dead"; }
 
@@ -124,6 +134,7 @@ class FakeDaemon final : public v1::MemoryService::Service {
   std::map<std::uint64_t, std::shared_ptr<Peer>> peers_ GPUMEM_GUARDED_BY(mu_);
   std::map<std::uint64_t, FakeLease> leases_ GPUMEM_GUARDED_BY(mu_);
   std::map<std::uint64_t, std::uint64_t> attachments_ GPUMEM_GUARDED_BY(mu_);
+  UniqueFd witness_ GPUMEM_GUARDED_BY(mu_);  // of the newest session
   std::uint64_t next_id_ GPUMEM_GUARDED_BY(mu_) = 1;
   std::uint64_t acknowledged_ GPUMEM_GUARDED_BY(mu_) = 0;
   std::vector<v1::ReleaseRequest> releases_ GPUMEM_GUARDED_BY(mu_);

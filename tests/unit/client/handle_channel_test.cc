@@ -8,6 +8,8 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -87,12 +89,51 @@ TEST_F(HandleChannelTest, OpenSendsTheWitnessPipesReadEnd) {
   EXPECT_EQ(open_.header.sequence, 1u);
   EXPECT_STREQ(open_.As<wire::OpenBody>().client_name, "me");
   ASSERT_EQ(open_.fds.size(), 1u);
+  for (int fd = 3; fd < 256; ++fd) {  // exec ends it, as it ends the driver's descriptors
+    struct stat info {};
+    struct stat pipe {};
+    ASSERT_EQ(::fstat(open_.fds[0].get(), &pipe), 0);
+    if (::fstat(fd, &info) != 0 || info.st_ino != pipe.st_ino || info.st_dev != pipe.st_dev) continue;
+    EXPECT_NE(::fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+  }
   // The pipe ends when the last write end is closed: the client's own.
   pollfd witness{open_.fds[0].get(), POLLIN, 0};
   EXPECT_EQ(::poll(&witness, 1, 0), 0);
   channel_.reset();
   EXPECT_EQ(::poll(&witness, 1, 0), 1);
   EXPECT_TRUE(witness.revents & POLLHUP);
+}
+
+TEST_F(HandleChannelTest, ALongNameIsCutAndEnds) {
+  ends_.peer.Send(FrameType::kWelcome, 0, wire::WelcomeBody{});
+  ASSERT_TRUE(HandleChannel::OpenOn(std::move(ends_.client), std::string(500, 'n'), Soon(), &channel_).ok());
+  ASSERT_TRUE(ends_.peer.Receive(&open_));
+  const auto body = open_.As<wire::OpenBody>();
+  EXPECT_EQ(::strnlen(body.client_name, sizeof(body.client_name)), sizeof(body.client_name) - 1);
+}
+
+TEST_F(HandleChannelTest, AReasonOfANewerDaemonIsSaid) {
+  wire::RefusedBody refused;
+  refused.reason = 9999;
+  std::strcpy(refused.message, "something new");
+  ends_.peer.Send(FrameType::kRefused, 0, refused);
+  const Status status = HandleChannel::OpenOn(std::move(ends_.client), "me", Soon(), &channel_);
+  EXPECT_EQ(status.reason, Reason::INTERNAL);
+  EXPECT_THAT(status.message, testing::AllOf(HasSubstr("9999"), HasSubstr("something new")));
+}
+
+TEST_F(HandleChannelTest, ASecondWelcomeOrAFenceWithFdsEndsTheChannel) {
+  Open();
+  ends_.peer.Send(FrameType::kWelcome, 0, wire::WelcomeBody{});
+  EXPECT_EQ(channel_->Poll().reason, Reason::PROTOCOL);
+  channel_->Shutdown();
+  EXPECT_EQ(channel_->Poll().reason, Reason::PROTOCOL) << "the first reason stays";
+  ends_ = Pair();
+  Open();
+  const int fd = null_.get();
+  ends_.peer.Send(FrameType::kFenced, 0, wire::FencedBody{}, std::span<const int>(&fd, 1));
+  EXPECT_EQ(channel_->Poll().reason, Reason::PROTOCOL);
+  EXPECT_FALSE(channel_->fenced().has_value());
 }
 
 TEST_F(HandleChannelTest, AKeptWitnessStaysOpen) {
@@ -282,6 +323,8 @@ TEST_F(HandleChannelTest, AFenceIsRemembered) {
   EXPECT_EQ(channel_->fenced()->quarantine_reason, 2u);
   std::uint64_t count = 0;
   EXPECT_EQ(::read(event.get(), &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
+  channel_->WakeOnNews(event.get());  // whoever asks later hears of it too
+  EXPECT_EQ(::read(event.get(), &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
 }
 
 TEST_F(HandleChannelTest, ADaemonThatGoesWakesEveryWaiter) {
@@ -323,6 +366,23 @@ TEST_F(HandleChannelTest, ADaemonThatReadsNothingIsADeadline) {
     status = channel_->ReportMapping(5, 1, wire::MappedAccess::kNone, DeadlineAfter(10ms));
   }
   EXPECT_EQ(status.reason, Reason::DEADLINE);
+}
+
+TEST(GuardedFdTest, AChildHasNoneAndClosesNobodyElses) {
+  GuardedFd guarded = GuardedFd::Event();
+  const int number = guarded.get();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    if (::fcntl(number, F_GETFD) >= 0) ::_exit(2);
+    const int other = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (other != number && ::dup2(other, number) != number) ::_exit(3);
+    guarded = GuardedFd();
+    ::_exit(::fcntl(number, F_GETFD) >= 0 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_GE(::fcntl(number, F_GETFD), 0);
 }
 
 struct Spoiled {

@@ -17,11 +17,15 @@ constexpr std::uint64_t kChunk = client_test::FakeDaemon::kChunkBytes;
 int calls_until_failure = -1;
 CUresult failure = CUDA_SUCCESS;
 int synchronised = 0;
+int unmaps = 0;
+CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+CUstreamCaptureMode mode_of_call = CU_STREAM_CAPTURE_MODE_GLOBAL;
 CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
 CUresult capture_result = CUDA_SUCCESS;
 
 bool FailsNow() { return calls_until_failure >= 0 && calls_until_failure-- == 0; }
 CUresult Unmap(CUdeviceptr address, size_t bytes) {
+  ++unmaps;
   return FailsNow() ? failure : Machine::Get().driver->MemUnmap(address, bytes);
 }
 CUresult Release(CUmemGenericAllocationHandle handle) {
@@ -34,7 +38,12 @@ CUresult IsCapturing(CUstream, CUstreamCaptureStatus* status) {
   *status = capture;
   return capture_result;
 }
+CUresult ExchangeMode(CUstreamCaptureMode* mode) {
+  std::swap(*mode, thread_mode);
+  return CUDA_SUCCESS;
+}
 CUresult Synchronize(CUstream) {
+  mode_of_call = thread_mode;
   ++synchronised;
   return failure;
 }
@@ -84,6 +93,21 @@ TEST_F(MemoryTest, AccessThatIsRefusedForOneChunkUndoesAll) {
     EXPECT_EQ(address_, 0u);
     EXPECT_TRUE(memory.Map(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, &address_).ok());
     address_ = 0;
+  }
+  EXPECT_EQ(Physical(), 0u);
+}
+
+TEST_F(MemoryTest, AfterAFatalErrorNothingIsUndone) {
+  {
+    driver_->MemSetAccess = SetAccess;
+    driver_->MemUnmap = Unmap;
+    Memory memory = Imported(2);
+    calls_until_failure = 1;
+    failure = CUDA_ERROR_ILLEGAL_ADDRESS;
+    unmaps = 0;
+    EXPECT_EQ(memory.Map(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, &address_).reason, Reason::CUDA_FATAL);
+    EXPECT_EQ(unmaps, 0);
+    calls_until_failure = -1;
   }
   EXPECT_EQ(Physical(), 0u);
 }
@@ -161,6 +185,20 @@ TEST_F(MemoryTest, AnErrorWhileWaiting) {
   EXPECT_EQ(status.cuda_error, CUDA_ERROR_ILLEGAL_ADDRESS);
   failure = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   EXPECT_EQ(WaitForStreams(*driver_, {nullptr}).reason, Reason::CAPTURING);
+  failure = CUDA_ERROR_ECC_UNCORRECTABLE;
+  EXPECT_EQ(WaitForStreams(*driver_, {nullptr}).reason, Reason::CUDA_FATAL);
+  failure = CUDA_ERROR_UNKNOWN;  // may come from a bad descriptor alone
+  EXPECT_EQ(WaitForStreams(*driver_, {nullptr}).reason, Reason::CUDA);
+}
+
+TEST_F(MemoryTest, ACaptureOfAnotherStreamIsNotDisturbed) {
+  driver_->StreamIsCapturing = IsCapturing;
+  driver_->StreamSynchronize = Synchronize;
+  driver_->ThreadExchangeStreamCaptureMode = ExchangeMode;
+  thread_mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+  EXPECT_TRUE(WaitForStreams(*driver_, {nullptr}).ok());
+  EXPECT_EQ(mode_of_call, CU_STREAM_CAPTURE_MODE_RELAXED);
+  EXPECT_EQ(thread_mode, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) << "the caller's own is put back";
 }
 
 }  // namespace

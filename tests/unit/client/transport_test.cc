@@ -161,6 +161,30 @@ TEST_F(TransportTest, ASlowCallDoesNotHoldUpAnother) {
   slow.join();
 }
 
+TEST_F(TransportTest, ACallThatFindsEveryConnectionBusyHasItsOwnDeadline) {
+  std::atomic<bool> release{false};
+  std::atomic<std::size_t> entered{0};
+  service_.handler = [&](auto*, const auto&, auto*) {
+    ++entered;
+    while (!release) std::this_thread::sleep_for(1ms);
+    return grpc::Status::OK;
+  };
+  Start();
+  Transport transport(path_);
+  std::vector<std::thread> threads;
+  for (std::uint64_t i = 1; i <= Transport::kMaxConnections; ++i) {
+    threads.emplace_back([&, i] {
+      std::uint64_t holder = 0;
+      EXPECT_TRUE(Register(&transport, i, &holder).ok());
+    });
+  }
+  while (entered < Transport::kMaxConnections) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(Register(&transport, 99, &holder_, DeadlineAfter(20ms)).reason, Reason::DEADLINE);
+  EXPECT_EQ(entered, Transport::kMaxConnections);
+  release = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_F(TransportTest, ErrorInfoBecomesReasonAndNumbers) {
   service_.handler = [](auto*, const auto&, auto*) {
     google::rpc::ErrorInfo info;
@@ -190,6 +214,20 @@ TEST_F(TransportTest, CodesWithoutDetailsAndUnknownMethods) {
   EXPECT_EQ(Register(&transport, 1, &holder_).reason, Reason::INTERNAL);
   std::string bytes;
   EXPECT_EQ(transport.Call("NoSuchCall", "", Soon(), &bytes).reason, Reason::VERSION_MISMATCH);
+}
+
+TEST_F(TransportTest, DetailsOfAnotherDomainAreNotReasons) {
+  service_.handler = [](auto*, const auto&, auto*) {
+    google::rpc::ErrorInfo info;
+    info.set_reason("QUOTA");
+    info.set_domain("example.com");
+    google::rpc::Status details;
+    details.add_details()->PackFrom(info);
+    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no", details.SerializeAsString());
+  };
+  Start();
+  Transport transport(path_);
+  EXPECT_EQ(Register(&transport, 1, &holder_).reason, Reason::INVALID_ARGUMENT);
 }
 
 TEST_F(TransportTest, ReasonOfANewerDaemonKeepsItsName) {
@@ -314,15 +352,16 @@ TEST_F(TransportTest, StreamOfEvents) {
   std::unique_ptr<Http2Connection> stream;
   ASSERT_TRUE(transport.Open("WatchEvents", Encode(WatchEventsRequest{1}), Soon(), &stream).ok());
   std::vector<std::uint64_t> sequences;
-  while (!stream->ended()) {
-    WaitFor(stream->fd(), POLLIN, Soon());
-    ASSERT_TRUE(stream->RunReady().ok());
-    std::string message;
+  for (;;) {
+    std::string message;  // opening it may have read all of them
     while (stream->NextMessage(&message)) {
       Event event;
       ASSERT_TRUE(Decode(message, &event));
       sequences.push_back(event.sequence);
     }
+    if (stream->ended()) break;
+    WaitFor(stream->fd(), POLLIN, Soon());
+    ASSERT_TRUE(stream->RunReady().ok());
   }
   EXPECT_THAT(sequences, testing::ElementsAre(1u, 2u, 3u));
   EXPECT_TRUE(stream->Outcome().ok());
@@ -408,6 +447,16 @@ TEST_F(RawPeerTest, AnythingButGrpcIsNamed) {
   Say(Frame(1, 0x5, 5, Field(":status", "200") + Field("content-type", "application/grpc")));
   status = Call(Soon());
   EXPECT_THAT(status.message, HasSubstr("no grpc-status"));
+}
+
+TEST_F(RawPeerTest, AnAnswerThatCameBeforeTheRequestWasReadCounts) {
+  Say(settings_ + Frame(1, 0x5, 1,
+                        Field(":status", "200") + Field("content-type", "application/grpc") +
+                            Field("grpc-status", "8") + Field("grpc-message", "too%20large")));
+  peer_.reset();
+  ASSERT_TRUE(connection_->Begin("/s/m", "xyz", Soon()).ok());
+  ASSERT_TRUE(connection_->RunUntilEnd(Soon()).ok());
+  EXPECT_EQ(connection_->Outcome().message, "too large");
 }
 
 TEST_F(RawPeerTest, NoHttpAtAllIsALostConnection) {

@@ -1,10 +1,16 @@
 // The front's handle against real keepers: what is kept, what is proven, and what happens when either side dies.
 #include "daemon/keeper/keeper_client.h"
 
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "base/seqpacket.h"
 #include "daemon/core/reasons.h"
+#include "daemon/keeper/keeper_wire.h"
+#include "daemon/keeper/socket_address.h"
 #include "tests/unit/keeper/keeper_fixture.h"
 
 namespace gpumem::keeper {
@@ -55,6 +61,71 @@ TEST_F(KeeperClientTest, DelIsAnsweredAfterTheClose) {
     ASSERT_TRUE(Del(i + 1).ok());
     EXPECT_TRUE(handles[i].Gone()) << i;
   }
+}
+
+// A TCP connection that its peer does not read: with SO_LINGER its last close blocks until the peer is gone, as a
+// driver's can.
+TEST_F(KeeperClientTest, WhileACloseBlocksTheHandleCannotBeGotAndItsEndAnswersEveryDel) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd near(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(listener.get(), 1) != 0 ||
+      ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      ::connect(near.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) {
+    GTEST_SKIP() << "no loopback network here";
+  }
+  UniqueFd far(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const linger forever{1, 3600};
+  ASSERT_EQ(::setsockopt(near.get(), SOL_SOCKET, SO_LINGER, &forever, sizeof(forever)), 0);
+  const std::vector<char> block(1 << 16);
+  while (::send(near.get(), block.data(), block.size(), MSG_DONTWAIT) > 0) {
+  }
+  StartKeeper();
+  Connect();
+  std::optional<absl::Status> put;
+  client_->Put(Entry(1), manager::HandleFd(near.release(), &closer_), [&](const absl::Status& r) { put = r; });
+  RunUntil([&] { return put.has_value(); });
+  ASSERT_TRUE(put->ok()) << *put;
+  Handle marker;  // once it is gone, so is the front's own copy
+  { const manager::HandleFd given = marker.Take(&closer_); }
+  RunUntil([&] { return marker.Gone(); });
+  int answered = 0;
+  for (int i = 0; i < 2; ++i) {
+    client_->Del(Name(1), [&](const absl::Status& r) {
+      EXPECT_TRUE(r.ok()) << r;
+      ++answered;
+    });
+  }
+  EXPECT_EQ(core::ReasonOf(Get(1).status()), Reason::HANDLE_LOST);
+  Handle other;
+  EXPECT_TRUE(Put(2, &other).ok()) << "nobody else waits for it";
+  EXPECT_EQ(answered, 0);
+  far.reset();
+  RunUntil([&] { return answered == 2; });
+}
+
+TEST_F(KeeperClientTest, AListenerOfAnotherUserIsGivenNothing) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become somebody else";
+  ASSERT_EQ(::chmod(dir_.c_str(), 0777), 0);
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    sockaddr_un address;
+    const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    char byte;
+    if (::setresuid(65534, 65534, 65534) != 0 || !SocketAddress(socket_, &address)) ::_exit(2);
+    if (::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) ::_exit(3);
+    if (::listen(socket, 4) != 0) ::_exit(4);
+    ::_exit(::recv(::accept(socket, nullptr, nullptr), &byte, 1, 0) == 0 ? 0 : 1);
+  }
+  client_ = std::make_unique<KeeperClient>(ClientOptions());
+  client_->Start();
+  int status = 0;
+  RunUntil([&] { return ::waitpid(stranger, &status, WNOHANG) == stranger; });
+  EXPECT_EQ(status, 0) << "it saw a connection that ended, and no byte";
+  EXPECT_TRUE(journal_.empty());
 }
 
 TEST_F(KeeperClientTest, ANameIsUsedOnce) {
@@ -223,6 +294,8 @@ TEST_F(KeeperClientTest, StartsAKeeperThatOutlivesItAndEndsWhenIdle) {
   KeeperClient::Options options = ClientOptions();
   options.spawn = true;
   Connect(std::move(options));
+  // That none was there yet is the plan, not a fault to warn about.
+  EXPECT_EQ(LogText().find("cannot connect"), std::string::npos) << LogText();
   const pid_t keeper = *client_->keeper_pid();
   const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, keeper, 0)));
   ASSERT_TRUE(pidfd.valid());
@@ -230,7 +303,9 @@ TEST_F(KeeperClientTest, StartsAKeeperThatOutlivesItAndEndsWhenIdle) {
   Handle handle;
   ASSERT_TRUE(Put(1, &handle).ok());
 
-  client_.reset();  // it holds something, so it stays
+  client_.reset();  // it holds something, so it stays, however long
+  pollfd poll{pidfd.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&poll, 1, 300), 0) << "far longer than its grace without a front";
   options = ClientOptions();
   options.spawn = true;
   Connect(std::move(options));
@@ -239,13 +314,49 @@ TEST_F(KeeperClientTest, StartsAKeeperThatOutlivesItAndEndsWhenIdle) {
   ASSERT_TRUE(Del(1).ok());
 
   client_.reset();  // now it holds nothing
-  pollfd poll{pidfd.get(), POLLIN, 0};
   while (::poll(&poll, 1, -1) < 1) {
   }
   std::string how;
   EXPECT_TRUE(TryReap(pidfd.get(), &how));
   EXPECT_EQ(how, "exit code 0");
   EXPECT_FALSE(std::filesystem::exists(socket_));
+}
+
+TEST_F(KeeperClientTest, AKeeperWhoseAnswerFitsNoQuestionIsLeft) {
+  sockaddr_un address;
+  ASSERT_TRUE(SocketAddress(socket_, &address));
+  const UniqueFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(::listen(listener.get(), 4), 0);
+  client_ = std::make_unique<KeeperClient>(ClientOptions());
+  client_->Start();
+  UniqueFd keeper;
+  RunUntil([&] {
+    keeper.reset(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    return keeper.valid();
+  });
+  FixedHeader asked;
+  const auto receive = [&] {
+    std::vector<std::byte> bytes(kMaxKeeperFrameBytes);
+    ReceivedFrame frame;
+    RunUntil([&] { return ReceiveFrame(keeper.get(), bytes, /*blocking=*/false, &frame) == 0; });
+    std::memcpy(&asked, bytes.data(), sizeof(asked));
+  };
+  receive();
+  HelloIsBody hello;
+  hello.version = kKeeperVersion;
+  ASSERT_EQ(SendFrame(keeper.get(), Encode(KeeperFrame::kHelloIs, 0, 0, hello), {}, true), 0);
+  receive();
+  ASSERT_EQ(SendFrame(keeper.get(), Encode(KeeperFrame::kListed, 0, 0, ListedBody{}), {}, true), 0);
+  RunUntil([&] { return !journal_.empty(); });
+  std::optional<absl::Status> got;
+  client_->Get(Name(1), [&](const auto& r) { got = r.status(); });
+  receive();
+  // Done answers a Put or a Del; a Get without its descriptor is no answer.
+  ASSERT_EQ(SendFrame(keeper.get(), Encode(KeeperFrame::kDone, asked.request, 0, ResultBody{}), {}, true), 0);
+  RunUntil([&] { return got.has_value() && journal_.size() == 2; });
+  EXPECT_EQ(core::ReasonOf(*got), Reason::KEEPER_UNAVAILABLE) << *got;
+  EXPECT_EQ(journal_.back(), "lost");
 }
 
 TEST_F(KeeperClientTest, ACallBeforeTheConnectionIsAnswered) {

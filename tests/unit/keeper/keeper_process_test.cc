@@ -145,6 +145,45 @@ TEST_F(KeeperProcessTest, ABrokenPeerIsDroppedAndTheFrontIsNot) {
   EXPECT_EQ(journal_, std::vector<std::string>{"ready"});
 }
 
+TEST_F(KeeperProcessTest, WhatItDoesNotKnowIsNotKept) {
+  StartKeeper();
+  const UniqueFd socket = RawConnection();
+  std::vector<std::byte> bytes;
+  ASSERT_EQ(SendFrame(socket.get(), Encode(KeeperFrame::kHello, 1, 0, KeeperHelloBody{}), {}, true), 0);
+  ASSERT_EQ(NextType(socket, &bytes), static_cast<std::uint16_t>(KeeperFrame::kHelloIs));
+  PutBody put;
+  put.entry.name.id = 1;
+  put.entry.kind = static_cast<EntryKind>(9);
+  const int fd = socket.get();
+  ASSERT_EQ(SendFrame(socket.get(), Encode(KeeperFrame::kPut, 2, 1, put), std::span<const int>(&fd, 1), true), 0);
+  ASSERT_EQ(NextType(socket, &bytes), static_cast<std::uint16_t>(KeeperFrame::kDone));
+  EXPECT_EQ(DecodeBody<ResultBody>(bytes).reason, static_cast<std::uint32_t>(core::Reason::INVALID_ARGUMENT));
+  // A question that carries a descriptor is no frame of this protocol.
+  ASSERT_EQ(SendFrame(socket.get(), Encode(KeeperFrame::kGet, 3, 1, NameBody{}), std::span<const int>(&fd, 1), true),
+            0);
+  EXPECT_EQ(NextType(socket, &bytes), 0);
+}
+
+TEST_F(KeeperProcessTest, APeerOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become somebody else";
+  StartKeeper();
+  Connect();
+  ASSERT_EQ(::chmod(dir_.c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(socket_.c_str(), 0777), 0);  // as systemd's socket unit could have it
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    if (::setresuid(65534, 65534, 65534) != 0) ::_exit(2);
+    const UniqueFd socket = RawConnection();
+    std::vector<std::byte> bytes;
+    (void)SendFrame(socket.get(), Encode(KeeperFrame::kHello, 1, 0, KeeperHelloBody{}), {}, true);
+    ::_exit(NextType(socket, &bytes) == 0 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(stranger, &status, 0), stranger);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(journal_, std::vector<std::string>{"ready"});
+}
+
 TEST_F(KeeperProcessTest, ASocketFromSystemdIsServed) {
   sockaddr_un address;
   ASSERT_TRUE(SocketAddress(socket_, &address));

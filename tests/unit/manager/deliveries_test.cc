@@ -105,6 +105,26 @@ TEST(FetchTest, UnderWayAndUnacknowledgedOnesAreLimited) {
   EXPECT_EQ(world.Check(), "");
 }
 
+TEST(FetchTest, OnesUnderWayCountAsUnacknowledged) {
+  World world(World::Setup::Large());
+  World::Worker& worker = world.Connect();
+  world.socket_room = 0;
+  const Answer<Grant> grant = Allocate(world, worker, {Spec(0, kGranule, 100)});
+  world.socket_room = -1;
+  for (std::uint32_t i = 0; i + 1 < Deliveries::kMaxUnacknowledged; ++i) {
+    world.manager().OnFetch(worker.session, i + 1, grant.value().lease, i, 1);
+    world.RunUntilIdle();
+  }
+  ASSERT_TRUE(worker.refusals.empty());
+  world.manager().OnFetch(worker.session, 100, grant.value().lease, 98, 1);
+  world.manager().OnFetch(worker.session, 101, grant.value().lease, 99, 1);
+  world.RunUntilIdle();
+  EXPECT_EQ(worker.inbox.size(), Deliveries::kMaxUnacknowledged);
+  ASSERT_EQ(worker.refusals.size(), 1u);
+  EXPECT_EQ(worker.refusals[0].request_id, 101u);
+  EXPECT_EQ(LastRefusal(worker), Reason::LIMIT);
+}
+
 TEST(FetchTest, HandlesThatArriveAfterTheReleaseAreNotSent) {
   World world;
   World::Worker& worker = world.Connect();

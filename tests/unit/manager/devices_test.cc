@@ -89,6 +89,30 @@ TEST(DeviceTest, TheDriversReadingCountsOnlyWhenNothingWasInFlight) {
   EXPECT_EQ(world.books().Device(TestDevice(0))->unattributed, Bytes(50 * kMiB));
 }
 
+TEST(DeviceTest, AReadingDoesNotCountWhenTheBooksMovedWithoutTheArena) {
+  World world(World::Setup::OneDevice());
+  World::Worker& worker = world.Connect();
+  const Grant grant = Hold(world, worker, {Spec(0, kGranule, 4)});
+  world.Advance(absl::Seconds(2));
+  EXPECT_EQ(world.books().Device(TestDevice(0))->unattributed, Bytes());
+  world.held_back.insert("arena0");
+  world.Advance(absl::Seconds(2));  // asked; the answer waits
+  ASSERT_TRUE(Release(world, worker, grant).ok()) << "its memory is the worker's alone: the arena is not asked";
+  world.driver_used_extra[TestDevice(0)] = 4 * kGranule;  // as if it had been read before the release
+  world.held_back.clear();
+  world.RunUntilIdle();
+  EXPECT_EQ(world.books().Device(TestDevice(0))->unattributed, Bytes());
+}
+
+TEST(DeviceTest, AnArenaThatIsNotThereIsNotAskedForReadings) {
+  World world(World::Setup::OneDevice());
+  world.EndArena(TestDevice(0));
+  world.RunUntilIdle();
+  world.calls.clear();
+  world.Advance(absl::Seconds(10));
+  EXPECT_TRUE(world.calls.empty());
+}
+
 TEST(DeviceTest, OneSeriesOfReadingsPerArenaLife) {
   World world(World::Setup::OneDevice());
   world.EndArena(TestDevice(0));
@@ -159,6 +183,32 @@ TEST(KeeperTest, WhatAnotherLifeLeftIsChargedAsQuarantinedOnce) {
   EXPECT_EQ(world.Check(), "");
 }
 
+TEST(KeeperTest, TheSameIdOfAnotherLedgerIsAnotherHandle) {
+  World world;
+  World::Worker& worker = world.Connect();
+  Publish(world, worker, "w", {Spec(0, kGranule, 1)});
+  KeptEntry foreign = world.KeeperList().at(0);
+  foreign.name.ledger.fill(9);
+  world.LoseKeeper(0, /*memory_lost=*/true);
+  world.Plant(foreign);
+  world.StartKeeper();
+  world.RunUntilIdle();
+  EXPECT_EQ(world.books().Segments("w").at(0).state, core::SegmentState::kLost);
+  EXPECT_EQ(world.books().Device(TestDevice(0))->quarantined, Bytes(kGranule)) << "the foreign one";
+  EXPECT_EQ(world.Check(), "");
+  // It goes, and comes back under the same name with the other daemon's keeper: charged again.
+  world.LoseKeeper(0, /*memory_lost=*/true);
+  world.StartKeeper();
+  world.RunUntilIdle();
+  EXPECT_EQ(Charged(world, 0), Bytes());
+  world.LoseKeeper(0, /*memory_lost=*/true);
+  world.Plant(foreign);
+  world.StartKeeper();
+  world.RunUntilIdle();
+  EXPECT_EQ(Charged(world, 0), Bytes(kGranule));
+  EXPECT_EQ(world.Check(), "");
+}
+
 TEST(KeeperTest, ALeftoverOfThisLedgerIsDeleted) {
   World world(World::Setup::Stopped());
   std::array<std::uint8_t, 16> own{};
@@ -191,6 +241,28 @@ TEST(KeeperTest, ADeleteWhoseAnswerWasLostIsSettledWhenTheKeeperIsBack) {
     EXPECT_EQ(world.at_keeper(), 0u);
     EXPECT_EQ(world.Check(), "");
   }
+}
+
+// The keeper lists an fd until its close has ended; what a Del of an earlier connection began can end at any moment.
+TEST(KeeperTest, ADeleteThatEndsAfterTheListIsSettledByTheKeepersWordThatNothingIsThere) {
+  World world;
+  World::Worker& worker = world.Connect();
+  Publish(world, worker, "w", {Spec(0, kGranule, 1)});
+  const KeptName name = world.KeeperList().at(0).name;
+  world.held_back.insert("keeper");
+  Answer<Bytes> removed;
+  world.manager().RemoveSegment("w@1", removed.reply());
+  world.RunUntilIdle();
+  world.LoseKeeper(0, /*memory_lost=*/false);
+  world.StartKeeper();
+  world.RunUntilIdle();  // listed, and asked for again
+  EXPECT_EQ(Charged(world, 0), Bytes(kGranule));
+  world.EndKept(name);
+  world.held_back.clear();
+  world.RunUntilIdle();
+  EXPECT_EQ(Charged(world, 0), Bytes());
+  EXPECT_EQ(world.books().Count().quarantine_records, 0u);
+  EXPECT_EQ(world.Check(), "");
 }
 
 TEST(KeeperTest, APutWhoseAnswerWasLostStaysChargedUntilTheKeeperIsBack) {

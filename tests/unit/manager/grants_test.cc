@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "daemon/manager/context.h"
 #include "tests/unit/manager/scenarios.h"
 
 namespace gpumem::manager::testing {
@@ -122,6 +123,107 @@ TEST(GrantTest, AGrantThatFailsAtAnyChunkLeavesTheBooksAsTheyWere) {
     EXPECT_EQ(Charged(world, 1), Bytes());
     EXPECT_EQ(world.books().Count().quarantine_records, 0u);
     EXPECT_TRUE(worker.inbox.empty());
+    EXPECT_EQ(world.Check(), "");
+  }
+}
+
+TEST(GrantTest, AFailureIsAnsweredWhenEverythingIsPutBackAndTheFrontHoldsNoFd) {
+  World world;
+  World::Worker& worker = world.Connect();
+  Answer<Grant> answer;
+  world.held_back.insert("arena1");
+  world.manager().Allocate(worker.session, 50, worker.holder, {Spec(0, kGranule, 2), Spec(1, kGranule, 1)},
+                           answer.reply());
+  world.RunUntilIdle();
+  EXPECT_EQ(world.open_fds(), 2u) << "to be pushed";
+  world.create_limit = 0;
+  world.held_back = {"arena0"};  // where the rollback closes what was made
+  world.RunUntilIdle();
+  EXPECT_EQ(world.open_fds(), 0u) << "a copy here would keep the memory";
+  EXPECT_EQ(Charged(world, 0), Bytes(2 * kGranule));
+  EXPECT_EQ(answer.times(), 0) << "nothing was put back yet";
+  world.held_back.clear();
+  world.RunUntilIdle();
+  EXPECT_EQ(answer.reason(), Reason::DRIVER_OUT_OF_MEMORY);
+  EXPECT_EQ(Charged(world, 0), Bytes());
+  EXPECT_EQ(world.Check(), "");
+}
+
+TEST(GrantTest, FailedGrantsGiveTheirPartOfTheWindowBack) {
+  World world;
+  World::Worker& worker = world.Connect();
+  world.create_limit = 0;
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(Allocate(world, worker, {Spec(0, kGranule, 1)}).ok());
+  world.create_limit = -1;
+  EXPECT_EQ(Allocate(world, worker, {Spec(0, kGranule, 1)}).value().pushed, 1u);
+}
+
+TEST(GrantTest, AChunkThatTheArenaSaysNothingAboutStaysCharged) {
+  World world;
+  World::Worker& worker = world.Connect();
+  world.short_create = true;  // made, but not told
+  world.fail_close = true;
+  const Answer<Grant> answer = Allocate(world, worker, {Spec(0, kGranule, 3)});
+  EXPECT_EQ(answer.times(), 1);
+  EXPECT_FALSE(answer.ok());
+  EXPECT_EQ(Charged(world, 0), Bytes(3 * kGranule));
+  EXPECT_EQ(world.Check(), "");
+  world.EndArena(TestDevice(0));
+  world.RunUntilIdle();
+  EXPECT_EQ(Charged(world, 0), Bytes());
+}
+
+TEST(GrantTest, AnArenaThatEndsWhileTheJournalTakesTheCommitFailsTheGrant) {
+  World world;
+  World::Worker& worker = world.Connect();
+  Answer<Grant> answer;
+  world.held_back.insert("arena0");
+  world.manager().Allocate(worker.session, 50, worker.holder, {Spec(0, kGranule, 2)}, answer.reply());
+  world.RunUntilIdle();
+  world.held_back = {"journal"};
+  world.RunUntilIdle();  // created; the commit waits
+  world.EndArena(TestDevice(0));
+  world.RunUntilIdle();
+  world.held_back.clear();
+  world.RunUntilIdle();
+  EXPECT_EQ(answer.reason(), Reason::DEVICE_UNAVAILABLE) << answer.status();
+  EXPECT_TRUE(worker.inbox.empty());
+  EXPECT_EQ(Charged(world, 0), Bytes());
+  EXPECT_EQ(world.Check(), "");
+}
+
+TEST(GrantTest, ALeaseThatIsNotCommittedIsNobodysYet) {
+  for (const bool segment : {false, true}) {
+    World world;
+    World::Worker& worker = world.Connect();
+    Answer<Grant> answer;
+    world.held_back.insert("arena0");
+    if (segment) {
+      world.manager().BuildSegment(worker.session, 50, worker.holder, "w", {Spec(0, kGranule, 2)}, answer.reply());
+    } else {
+      world.manager().Allocate(worker.session, 50, worker.holder, {Spec(0, kGranule, 2)}, answer.reply());
+    }
+    world.RunUntilIdle();
+    world.held_back = {"journal"};
+    world.RunUntilIdle();
+    ASSERT_EQ(answer.times(), 0);
+    const std::vector<core::LeaseRow> rows = world.books().Leases(LeaseId(), 10);
+    ASSERT_EQ(rows.size(), 1u);
+    const LeaseId guessed = rows[0].lease;
+    Answer<ReleaseResult> released;
+    Answer<std::string> sealed;
+    world.manager().Release(worker.session, 51, guessed, {core::Outcome::kUnmapped}, released.reply());
+    world.manager().SealSegment(worker.session, 52, guessed, {core::Outcome::kUnmapped}, {}, sealed.reply());
+    world.manager().OnFetch(worker.session, 53, guessed, 0, 1);
+    world.RunUntilIdle();
+    EXPECT_EQ(released.reason(), Reason::UNKNOWN_LEASE);
+    EXPECT_EQ(sealed.reason(), Reason::UNKNOWN_LEASE);
+    ASSERT_EQ(worker.refusals.size(), 1u);
+    EXPECT_EQ(core::ReasonOf(worker.refusals[0].why), Reason::UNKNOWN_LEASE);
+    EXPECT_TRUE(worker.inbox.empty());
+    world.held_back.clear();
+    world.RunUntilIdle();
+    EXPECT_TRUE(answer.ok()) << answer.status();
     EXPECT_EQ(world.Check(), "");
   }
 }
@@ -246,6 +348,28 @@ TEST(ReleaseTest, AnUndeliveredLeaseIsClosedAtItsArenaBeforeTheReply) {
   EXPECT_EQ(world.Check(), "");
 }
 
+TEST(ReleaseTest, TheJournalHasItBeforeAnythingIsLetGoAndAgainBeforeTheReply) {
+  World world;
+  World::Worker& worker = world.Connect();
+  world.socket_room = 0;
+  const Answer<Grant> grant = Allocate(world, worker, {Spec(0, kGranule, 2)});
+  Answer<ReleaseResult> released;
+  world.held_back.insert("journal");
+  world.manager().Release(worker.session, 70, grant.value().lease, {core::Outcome::kUnmapped}, released.reply());
+  world.RunUntilIdle();
+  EXPECT_EQ(world.at_arena(TestDevice(0)), 2u);
+  world.held_back = {"arena0"};
+  world.RunUntilIdle();
+  world.held_back = {"journal"};
+  world.RunUntilIdle();
+  EXPECT_EQ(world.at_arena(TestDevice(0)), 0u);
+  EXPECT_EQ(released.times(), 0);
+  world.held_back.clear();
+  world.RunUntilIdle();
+  ASSERT_TRUE(released.ok());
+  EXPECT_EQ(released.value().released, Bytes(2 * kGranule));
+}
+
 TEST(ReleaseTest, AnUnknownOutcomeIsQuarantinedUntilTheProcessEnds) {
   World world;
   World::Worker& worker = world.Connect();
@@ -306,6 +430,26 @@ TEST(ReleaseTest, ARetriedReleaseGetsTheSameAnswerAndStillMappedIsRefused) {
   ASSERT_TRUE(first.ok() && again.ok());
   EXPECT_EQ(again.value().released, Bytes(2 * kGranule));
   EXPECT_FALSE(Release(world, worker, grant).ok()) << "another request id releases nothing twice";
+}
+
+TEST(TallyTest, AChunkCountsOnceAndAsReleasedInTheEnd) {
+  const auto move = [](std::uint64_t chunk, ChunkState from, ChunkState to) {
+    core::Transition moved;
+    moved.chunk = ChunkId(chunk);
+    moved.bytes = Bytes(kGranule);
+    moved.from = from;
+    moved.to = to;
+    return moved;
+  };
+  Tally tally;
+  tally.Add({move(1, ChunkState::kLive, ChunkState::kQuarantined), move(2, ChunkState::kLive, ChunkState::kDraining)});
+  tally.Add({move(1, ChunkState::kDraining, ChunkState::kQuarantined)});
+  EXPECT_EQ(tally.quarantined(), Bytes(kGranule));
+  EXPECT_EQ(tally.released(), Bytes());
+  tally.Add({move(1, ChunkState::kQuarantined, ChunkState::kReleased),
+             move(2, ChunkState::kDraining, ChunkState::kReleased)});
+  EXPECT_EQ(tally.quarantined(), Bytes());
+  EXPECT_EQ(tally.released(), Bytes(2 * kGranule));
 }
 
 }  // namespace

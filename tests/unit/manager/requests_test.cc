@@ -6,6 +6,7 @@
 #include <string>
 
 #include "daemon/core/reasons.h"
+#include "tests/unit/manager/scenarios.h"
 
 namespace gpumem::manager {
 namespace {
@@ -98,4 +99,72 @@ TEST(RequestTableTest, WaitersOfOneRequestAreLimited) {
 }
 
 }  // namespace
+
+namespace testing {
+namespace {
+
+// The same request id with one field changed is another request.
+TEST(RequestContentTest, EveryFieldCounts) {
+  World world;
+  World::Worker& worker = world.Connect();
+  const SessionId session = worker.session;
+  Manager& manager = world.manager();
+  const auto run = [&](const auto& call) {
+    call();
+    world.RunUntilIdle();
+  };
+  const auto allocate = [&](HolderId holder, const core::ChunkSpec& spec) {
+    Answer<Grant> answer;
+    run([&] { manager.Allocate(session, 100, holder, {spec}, answer.reply()); });
+    return answer;
+  };
+  ASSERT_TRUE(allocate(worker.holder, Spec(0, kGranule, 1)).ok());
+  EXPECT_EQ(allocate(worker.holder, Spec(1, kGranule, 1)).reason(), Reason::REQUEST_ID_REUSED);
+  EXPECT_EQ(allocate(worker.holder, Spec(0, kGranule + 1, 1)).reason(), Reason::REQUEST_ID_REUSED);
+  EXPECT_EQ(allocate(worker.holder, Spec(0, kGranule, 2)).reason(), Reason::REQUEST_ID_REUSED);
+  EXPECT_EQ(allocate(HolderId(9), Spec(0, kGranule, 1)).reason(), Reason::REQUEST_ID_REUSED);
+  const auto build = [&](const std::string& name) {
+    Answer<Grant> answer;
+    run([&] { manager.BuildSegment(session, 101, worker.holder, name, {Spec(0, kGranule, 1)}, answer.reply()); });
+    return answer;
+  };
+  const Answer<Grant> built = build("w");
+  ASSERT_TRUE(built.ok());
+  EXPECT_EQ(build("v").reason(), Reason::REQUEST_ID_REUSED);
+  const auto seal = [&](const core::Manifest& manifest) {
+    Answer<std::string> answer;
+    run([&] {
+      manager.SealSegment(session, 102, built.value().lease, {core::Outcome::kUnmapped}, manifest, answer.reply());
+    });
+    return answer;
+  };
+  ASSERT_TRUE(seal({}).ok());
+  EXPECT_EQ(seal({{"t", "F32", {4}, Bytes(0), Bytes(16)}}).reason(), Reason::REQUEST_ID_REUSED);
+  const auto attach = [&](const std::string& name) {
+    Answer<AttachResult> answer;
+    run([&] { manager.AttachSegment(session, 103, worker.holder, name, answer.reply()); });
+    return answer;
+  };
+  const Answer<AttachResult> attached = attach("w");
+  ASSERT_TRUE(attached.ok());
+  EXPECT_EQ(attach("w@1").reason(), Reason::REQUEST_ID_REUSED);
+  const auto detach = [&](core::Outcome outcome) {
+    Answer<std::monostate> answer;
+    run([&] { manager.DetachSegment(session, 104, attached.value().attachment, {outcome}, answer.reply()); });
+    return answer;
+  };
+  ASSERT_TRUE(detach(core::Outcome::kUnknown).ok());
+  EXPECT_EQ(detach(core::Outcome::kUnmapped).reason(), Reason::REQUEST_ID_REUSED);
+  const Grant grant = Hold(world, worker, {Spec(0, kGranule, 1)});
+  const auto release = [&](core::Outcome outcome) {
+    Answer<ReleaseResult> answer;
+    run([&] { manager.Release(session, 105, grant.lease, {outcome}, answer.reply()); });
+    return answer;
+  };
+  ASSERT_TRUE(release(core::Outcome::kUnknown).ok());
+  EXPECT_EQ(release(core::Outcome::kUnmapped).reason(), Reason::REQUEST_ID_REUSED);
+}
+
+}  // namespace
+}  // namespace testing
 }  // namespace gpumem::manager

@@ -119,6 +119,83 @@ TEST(SegmentTest, RemovalWaitsForReadersAndForTheKeeper) {
   EXPECT_EQ(gone.reason(), Reason::UNKNOWN_SEGMENT);
 }
 
+TEST(SegmentTest, WithoutTheKeeperNothingIsRemoved) {
+  World world;
+  World::Worker& builder = world.Connect();
+  Publish(world, builder, "w", {Spec(0, kGranule, 2)});
+  world.LoseKeeper(0, /*memory_lost=*/false);
+  world.RunUntilIdle();
+  Answer<Bytes> refused, removed;
+  world.manager().RemoveSegment("w", refused.reply());
+  world.RunUntilIdle();
+  EXPECT_EQ(refused.reason(), Reason::KEEPER_UNAVAILABLE);
+  ASSERT_EQ(world.books().Segments("w").size(), 1u);
+  EXPECT_EQ(world.books().Count().quarantine_records, 0u);
+  world.StartKeeper();
+  world.RunUntilIdle();
+  world.manager().RemoveSegment("w", removed.reply());
+  world.RunUntilIdle();
+  ASSERT_TRUE(removed.ok());
+  EXPECT_EQ(world.Last<SegmentChangedEvent>().name, "w@1");
+  EXPECT_EQ(Charged(world, 0), Bytes());
+}
+
+TEST(SegmentTest, AReaderThatMayStillMapItIsAReader) {
+  World world;
+  World::Worker& builder = world.Connect();
+  Publish(world, builder, "w", {Spec(0, kGranule, 2)});
+  World::Worker& reader = world.Connect();
+  const Answer<AttachResult> attached = Attach(world, reader, "w");
+  const auto detach = [&](core::Outcome outcome) {
+    Answer<std::monostate> detached;
+    world.manager().DetachSegment(reader.session, reader.next_request++, attached.value().attachment, {outcome},
+                                  detached.reply());
+    world.RunUntilIdle();
+    return detached;
+  };
+  EXPECT_EQ(detach(core::Outcome::kStillMapped).reason(), Reason::STILL_MAPPED);
+  EXPECT_TRUE(detach(core::Outcome::kUnknown).ok());
+  Answer<Bytes> refused;
+  world.manager().RemoveSegment("w@1", refused.reply());
+  world.RunUntilIdle();
+  EXPECT_EQ(refused.reason(), Reason::SEGMENT_IN_USE);
+  EXPECT_TRUE(detach(core::Outcome::kUnmapped).ok());
+}
+
+TEST(SegmentTest, SealingAsksAgainForFdsThatTheArenaCouldNotClose) {
+  World world;
+  World::Worker& builder = world.Connect();
+  world.fail_close = true;
+  const Answer<Grant> built = Build(world, builder, "w", {Spec(0, kGranule, 2)});
+  builder.inbox.clear();
+  ASSERT_EQ(world.at_arena(TestDevice(0)), 2u);
+  world.fail_close = false;
+  ASSERT_TRUE(Seal(world, builder, built.value()).ok());
+  EXPECT_EQ(world.at_arena(TestDevice(0)), 0u);
+  EXPECT_EQ(world.Check(), "");
+}
+
+TEST(SegmentTest, AKeeperThatLosesTheHandlesWhileTheJournalTakesTheCommitFailsTheBuild) {
+  World world;
+  World::Worker& builder = world.Connect();
+  Answer<Grant> built;
+  world.held_back.insert("keeper");
+  world.manager().BuildSegment(builder.session, 50, builder.holder, "w", {Spec(0, kGranule, 2)}, built.reply());
+  world.RunUntilIdle();
+  world.held_back = {"journal"};
+  world.RunUntilIdle();  // kept; the commit waits
+  ASSERT_EQ(world.at_keeper(), 2u);
+  world.LoseKeeper(0, /*memory_lost=*/true);
+  world.StartKeeper();
+  world.RunUntilIdle();
+  world.held_back.clear();
+  world.RunUntilIdle();
+  EXPECT_EQ(built.reason(), Reason::KEEPER_UNAVAILABLE) << built.status();
+  EXPECT_TRUE(builder.inbox.empty());
+  EXPECT_EQ(Charged(world, 0), Bytes());
+  EXPECT_EQ(world.Check(), "");
+}
+
 TEST(SegmentTest, ABuilderThatDiesLeavesNothing) {
   World world;
   World::Worker& builder = world.Connect();
@@ -192,6 +269,34 @@ TEST(SegmentTest, SealRefusesWhatIsNotProvenUnmapped) {
   world.ReceiveAll(builder);
   EXPECT_TRUE(Seal(world, builder, built.value()).ok());
   EXPECT_EQ(Seal(world, builder, built.value()).reason(), Reason::ALREADY_SEALED);
+}
+
+// What the journal did not take is not told as done.
+TEST(JournalTest, ItsFailureIsTheAnswer) {
+  World world;
+  World::Worker& builder = world.Connect();
+  World::Worker& reader = world.Connect();
+  Publish(world, builder, "w", {Spec(0, kGranule, 1)});
+  const Answer<AttachResult> attached = Attach(world, reader, "w");
+  const Answer<Grant> built = Build(world, builder, "v", {Spec(0, kGranule, 1)});
+  const Grant held = Hold(world, builder, {Spec(0, kGranule, 1)});
+  world.events.clear();
+  world.fail_journal = true;
+  EXPECT_FALSE(Release(world, builder, held).ok());
+  EXPECT_FALSE(Seal(world, builder, built.value()).ok());
+  EXPECT_EQ(world.Count<SegmentChangedEvent>(), 0) << "nobody is told of it either";
+  EXPECT_FALSE(Allocate(world, builder, {Spec(0, kGranule, 1)}).ok());
+  Answer<std::monostate> detached;
+  world.manager().DetachSegment(reader.session, 60, attached.value().attachment, {core::Outcome::kUnmapped},
+                                detached.reply());
+  Answer<Bytes> removed, fault;
+  world.manager().RemoveSegment("w@1", removed.reply());
+  world.manager().ReportFault(builder.session, 61, {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "", ""}, fault.reply());
+  world.RunUntilIdle();
+  EXPECT_EQ(detached.times() + removed.times() + fault.times(), 3);
+  EXPECT_FALSE(detached.ok());
+  EXPECT_FALSE(removed.ok());
+  EXPECT_FALSE(fault.ok());
 }
 
 }  // namespace

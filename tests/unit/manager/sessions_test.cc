@@ -95,6 +95,31 @@ TEST(SessionTest, TheSocketIsClosedBeforeChargesSettle) {
   EXPECT_EQ(world.Check(), "");
 }
 
+TEST(SessionTest, EachFactAboutTheProcessClosesItsSocket) {
+  for (const auto& tell : {&Manager::OnPidfdReadable, &Manager::OnWitnessClosed, &Manager::OnSocketClosed}) {
+    World world;
+    World::Worker& worker = world.Connect();
+    Hold(world, worker, {Spec(0, kGranule, 1)});
+    (world.manager().*tell)(worker.session);
+    EXPECT_FALSE(worker.socket_open);
+    world.RunUntilIdle();
+    EXPECT_EQ(Charged(world, 0), Bytes(kGranule)) << "one fact alone proves no end";
+    EXPECT_FALSE(worker.forgotten);
+  }
+}
+
+TEST(SessionTest, ALongFaultReportIsCut) {
+  World world;
+  World::Worker& worker = world.Connect();
+  FaultReport fault = Fault();
+  fault.detail = std::string(10'000, 'd');
+  Answer<Bytes> answer;
+  world.manager().ReportFault(worker.session, 90, fault, answer.reply());
+  world.RunUntilIdle();
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(world.Last<SessionFencedEvent>().detail.size(), 400u);
+}
+
 TEST(SessionTest, HandlesThatAreReadAfterTheFenceStayChargedUntilTheProcessEnds) {
   World world;
   World::Worker& worker = world.Connect();

@@ -17,6 +17,8 @@ namespace {
 absl::Status ArenaGone(const DeviceUuid& device) {
   return Error(Reason::DEVICE_UNAVAILABLE, Cat("the arena of ", device.ToString(), " is not running"));
 }
+// As the real keeper answers (daemon/keeper/keeper_wire.h).
+absl::Status NotKept() { return Error(Reason::HANDLE_LOST, "the keeper holds no handle under that id"); }
 absl::Status KeeperGone() { return Error(Reason::KEEPER_UNAVAILABLE, "the keeper is not connected"); }
 
 }  // namespace
@@ -232,6 +234,8 @@ void World::Plant(const KeptEntry& entry) {
   kept_[{entry.name.ledger, entry.name.id}] = {entry, std::make_shared<Block>(this, entry.device, entry.bytes.value())};
 }
 
+void World::EndKept(const KeptName& name) { EXPECT_EQ(kept_.erase({name.ledger, name.id}), 1u); }
+
 // --- faults --------------------------------------------------------------------------------------------------------
 
 void World::InjectAt(Injection what, int nth, Worker* victim) {
@@ -347,6 +351,7 @@ void World::Create(const DeviceUuid& device, std::vector<ArenaChunk> chunks, std
       EXPECT_FALSE(arenas_.at(device).memory.contains(chunks[i].chunk));
       auto memory = std::make_shared<Block>(this, device, chunks[i].bytes.value());
       arenas_.at(device).memory[chunks[i].chunk] = memory;
+      if (short_create && i + 1 == chunks.size()) break;
       answer->chunks.push_back(absl::OkStatus());
       if (complete && i < want_fds) answer->fds.push_back(NewFd(memory));
     }
@@ -432,7 +437,7 @@ void World::Get(const KeptName& name, std::function<void(absl::StatusOr<HandleFd
     const auto it = kept_.find({name.ledger, name.id});
     absl::Status status = unanswered_ ? KeeperGone() : lost;
     if (status.ok() && fail) status = Error(Reason::DESCRIPTORS, "the keeper is out of file descriptors");
-    if (status.ok() && it == kept_.end()) status = absl::NotFoundError("no such name");
+    if (status.ok() && it == kept_.end()) status = NotKept();
     auto fd = std::make_shared<HandleFd>();
     if (status.ok()) *fd = NewFd(it->second.memory);
     Strand([done, fd, status] {
@@ -447,14 +452,14 @@ void World::Del(const KeptName& name, std::function<void(absl::Status)> done) {
   EnqueueKeeper([this, name, fail, done = std::move(done)](const absl::Status& lost) {
     absl::Status status = lost;
     if (lost.ok() && fail) status = Error(Reason::INTERNAL, "the keeper could not close it");
-    if (status.ok() && kept_.erase({name.ledger, name.id}) == 0) status = absl::NotFoundError("no such name");
+    if (status.ok() && kept_.erase({name.ledger, name.id}) == 0) status = NotKept();
     if (unanswered_) status = KeeperGone();
     Strand([done, status] { done(status); });
   });
 }
 
 void World::Record(core::Transitions moves, std::function<void(absl::Status)> done) {
-  const bool fail = Call("journal.record");
+  const bool fail = Call("journal.record") || fail_journal;
   journal.insert(journal.end(), moves.begin(), moves.end());
   journal_commands_.push_back([this, fail, done = std::move(done)] {
     Strand([fail, done] { done(fail ? Error(Reason::INTERNAL, "the journal's disk is full") : absl::OkStatus()); });

@@ -178,7 +178,9 @@ class World : public Clock,
   int socket_room = -1;
   bool fail_close = false;
   bool fail_del = false;
-  int fail_put_after = -1;  // PUTs after so many are refused
+  int fail_put_after = -1;    // PUTs after so many are refused
+  bool short_create = false;  // the last chunk of each Create is made and left out of the answer
+  bool fail_journal = false;
   core::Reason create_reason = core::Reason::DRIVER_OUT_OF_MEMORY;
 
   // --- truth ---
@@ -198,6 +200,8 @@ class World : public Clock,
   std::vector<KeptEntry> KeeperList() const;
   // The keeper holds something that it was not given by this manager.
   void Plant(const KeptEntry& entry);
+  // The keeper's close of an entry ends, for a Del that an earlier connection brought.
+  void EndKept(const KeptName& name);
   std::deque<Worker>& workers() { return workers_; }
   std::size_t at_arena(const DeviceUuid& device) const { return arenas_.at(device).memory.size(); }
   std::size_t at_keeper() const { return kept_.size(); }

@@ -80,6 +80,24 @@ class Service : public v1::AdminService::Service {
     response->set_released_bytes(1 << 20);
     return grpc::Status::OK;
   }
+  grpc::Status ListAllSegments(grpc::ServerContext*, const v1::ListAllSegmentsRequest* request,
+                               v1::ListAllSegmentsResponse* response) override {
+    if (request->prefix() == "auth") return Refusal(grpc::StatusCode::UNAUTHENTICATED, "UNKNOWN_SESSION", "no", "who");
+    if (request->prefix() == "foreign") {
+      google::rpc::ErrorInfo info;
+      info.set_reason("SOMEBODY_ELSES");
+      info.set_domain("example.com");
+      google::rpc::Status details;
+      details.add_details()->PackFrom(info);
+      return grpc::Status(grpc::StatusCode::INTERNAL, "x", details.SerializeAsString());
+    }
+    response->add_segments()->set_name(request->prefix() + "/m@1");
+    return grpc::Status::OK;
+  }
+  grpc::Status ListQuarantine(grpc::ServerContext*, const v1::ListQuarantineRequest*,
+                              v1::ListQuarantineResponse*) override {
+    return Refusal(grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE", "later", "the keeper does not answer");
+  }
   grpc::Status ListDevices(grpc::ServerContext*, const v1::ListDevicesRequest*, v1::ListDevicesResponse*) override {
     return Refusal(grpc::StatusCode::PERMISSION_DENIED, "NOT_AN_OPERATOR", "no", "uid 1000 is no operator");
   }
@@ -200,6 +218,34 @@ TEST_F(ProgramTest, TheDaemonsRefusalsHaveTheirExitCodesAndReasons) {
   EXPECT_EQ(forbidden.exit, 4);
   EXPECT_THAT(forbidden.output, HasSubstr("uid 1000 is no operator [NOT_AN_OPERATOR]"));
   EXPECT_EQ(Run("leases").exit, 1);  // not implemented there
+  const Ran late = Run("quarantine");
+  EXPECT_EQ(late.exit, 5);
+  EXPECT_THAT(late.output, HasSubstr("the keeper does not answer [DEADLINE]"));
+  EXPECT_EQ(Run("segments --prefix auth").exit, 4);
+  const Ran foreign = Run("segments --prefix foreign");
+  EXPECT_EQ(foreign.exit, 1);
+  EXPECT_EQ(foreign.output, "memctl: x\n") << "only the daemon's own details are reasons";
+}
+
+TEST_F(ProgramTest, APrefixIsTheDaemonsToApply) {
+  StartServer();
+  EXPECT_THAT(Run("segments --prefix llm").output, HasSubstr("llm/m@1"));
+}
+
+TEST_F(ProgramTest, WhoMayNotOpenTheSocketIsNotPermitted) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become somebody else";
+  StartServer();  // in a directory for its owner only
+  FILE* pipe = ::popen(("setpriv --reuid=65534 --regid=65534 --clear-groups " TEST_BIN_DIR "/memctl --socket " +
+                        socket_ + " status 2>&1")
+                           .c_str(),
+                       "re");
+  ASSERT_NE(pipe, nullptr);
+  char line[1024] = {};
+  (void)std::fgets(line, sizeof line, pipe);
+  const int status = ::pclose(pipe);
+  if (WEXITSTATUS(status) > 5) GTEST_SKIP() << "nobody cannot run memctl here: " << line;
+  EXPECT_EQ(WEXITSTATUS(status), 4) << line;
+  EXPECT_THAT(line, HasSubstr(socket_));
 }
 
 TEST_F(ProgramTest, RemovesASegment) {
@@ -229,8 +275,8 @@ TEST_F(ProgramTest, EventsStreamUntilTheDaemonEndsThem) {
 
 TEST_F(ProgramTest, AFullStdoutIsAnError) {
   StartServer();
-  const Ran ran = Run("holders >/dev/full");
-  EXPECT_EQ(ran.exit, 1);
+  EXPECT_EQ(Run("holders >/dev/full").exit, 1);
+  EXPECT_EQ(Run("events >/dev/full").exit, 1);
 }
 
 TEST_F(ProgramTest, CompletionKnowsEveryCommand) {

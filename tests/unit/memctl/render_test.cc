@@ -320,6 +320,17 @@ TEST(RenderTest, Events) {
   event.mutable_segment_changed()->set_removed(true);
   event.mutable_segment_changed()->set_name("m@1");
   EXPECT_THAT(EventLine(event), HasSubstr("segment m@1 removed"));
+  event.mutable_session_ended()->set_session_id(3);
+  event.mutable_session_ended()->set_settled_bytes(kMiB);
+  EXPECT_THAT(EventLine(event), HasSubstr("session 3 ended, 1 MiB settled"));
+  event.mutable_device_changed()->set_state(v1::DEVICE_STATE_STARTING);
+  event.mutable_device_changed()->set_device_uuid(kGpu);
+  event.mutable_device_changed()->set_generation(4);
+  EXPECT_THAT(EventLine(event), HasSubstr(std::string(kGpu) + " starting, generation 4"));
+  event.mutable_daemon_stopping()->mutable_grace()->set_seconds(2);
+  event.mutable_daemon_stopping()->mutable_grace()->set_nanos(500'000'000);
+  EXPECT_THAT(EventLine(event), HasSubstr("stopping, 2s of grace"));
+  EXPECT_THAT(ToJson(event, -1), HasSubstr(R"("grace":2.5)"));
   event.clear_kind();
   EXPECT_THAT(EventLine(event), HasSubstr("does not know"));
 }
@@ -327,6 +338,8 @@ TEST(RenderTest, Events) {
 TEST(RenderTest, Errors) {
   EXPECT_EQ(ErrorLine("segment m@1 has 2 readers", "SEGMENT_IN_USE", "later"),
             "memctl: segment m@1 has 2 readers [SEGMENT_IN_USE]; the same command may succeed later\n");
+  EXPECT_THAT(ErrorLine("x", "QUOTA", "new"), HasSubstr("[QUOTA]; put right what the message names"));
+  EXPECT_THAT(ErrorLine("x", "QUOTA", "no"), HasSubstr("[QUOTA]; repeating the command will not help"));
   EXPECT_EQ(ErrorLine("a\nb", "", ""), "memctl: a\\x0ab\n");
 }
 

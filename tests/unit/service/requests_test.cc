@@ -93,6 +93,24 @@ TEST(DecodeBuildSegment, BoundsTheName) {
   ExpectRefused(Decode(request, SmallLimits()), Reason::NAME_INVALID, "9 bytes; at most 8");
 }
 
+TEST(DecodeNames, AreBoundedInEveryRequest) {
+  const std::string fits(8, 'n');
+  const std::string too_long(9, 'n');
+  v1::AttachSegmentRequest attach;
+  attach.set_request_id(1);
+  attach.set_name(fits);
+  EXPECT_TRUE(Decode(attach, SmallLimits()).ok());
+  attach.set_name(too_long);
+  ExpectRefused(Decode(attach, SmallLimits()), Reason::NAME_INVALID, "9 bytes; at most 8");
+  v1::RemoveSegmentRequest remove;
+  remove.set_name(fits);
+  EXPECT_TRUE(Decode(remove, SmallLimits()).ok());
+  remove.set_name(too_long);
+  ExpectRefused(Decode(remove, SmallLimits()), Reason::NAME_INVALID, "9 bytes; at most 8");
+  EXPECT_TRUE(DecodePrefix(fits, SmallLimits()).ok());
+  ExpectRefused(DecodePrefix(too_long, SmallLimits()), Reason::NAME_INVALID, "9 bytes; at most 8");
+}
+
 TEST(DecodeHolder, NeedsAKnownRole) {
   v1::RegisterHolderRequest request;
   request.set_request_id(1);

@@ -21,6 +21,7 @@
 #include "daemon/core/reasons.h"
 #include "daemon/manager/manager.h"
 #include "daemon/observe/event_hub.h"
+#include "daemon/service/clients.h"
 #include "daemon/service/status_map.h"
 #include "gpumem/v1/admin.grpc.pb.h"
 #include "gpumem/v1/memory.grpc.pb.h"
@@ -272,6 +273,73 @@ TEST_F(ServerTest, OnlyOperatorsPassTheAdminSocket) {
   SetDeadline(&remove_context);
   v1::RemoveSegmentResponse removed;
   EXPECT_EQ(ReasonOf(stub->RemoveSegment(&remove_context, {}, &removed)), "NOT_AN_OPERATOR");
+  grpc::ClientContext watch_context;
+  SetDeadline(&watch_context);
+  const auto reader = stub->WatchAllEvents(&watch_context, {});
+  v1::Event event;
+  EXPECT_FALSE(reader->Read(&event));
+  EXPECT_EQ(ReasonOf(reader->Finish()), "NOT_AN_OPERATOR");
+}
+
+TEST_F(ServerTest, AFencedSessionIsToldSoByEveryCall) {
+  OnStrand([&] { manager_->OnSocketClosed(session_); });
+  const auto stub = v1::MemoryService::NewStub(Connect(Socket::kControl));
+  grpc::ClientContext hello_context;
+  SetDeadline(&hello_context);
+  v1::HelloRequest hello;
+  hello.set_session_id(session_.value());
+  hello.set_driver(v1::DRIVER_KIND_SIM);
+  hello.set_protocol_major(1);
+  v1::HelloResponse greeted;
+  EXPECT_EQ(ReasonOf(stub->Hello(&hello_context, hello, &greeted)), "SESSION_FENCED");
+  grpc::ClientContext list_context;
+  SetDeadline(&list_context);
+  v1::ListSegmentsRequest list;
+  list.set_session_id(session_.value());
+  v1::ListSegmentsResponse segments;
+  EXPECT_EQ(ReasonOf(stub->ListSegments(&list_context, list, &segments)), "SESSION_FENCED");
+}
+
+TEST_F(ServerTest, HelloRefusesAnotherDriver) {
+  const auto stub = v1::MemoryService::NewStub(Connect(Socket::kControl));
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::HelloRequest hello;
+  hello.set_session_id(session_.value());
+  hello.set_driver(v1::DRIVER_KIND_CUDA);
+  hello.set_protocol_major(1);
+  v1::HelloResponse greeted;
+  EXPECT_EQ(ReasonOf(stub->Hello(&context, hello, &greeted)), "DRIVER_MISMATCH");
+}
+
+// gRPC's own limit is 4 MiB, less than a large model's manifest.
+TEST_F(ServerTest, AManifestOfManyTensorsArrives) {
+  const auto stub = v1::MemoryService::NewStub(Connect(Socket::kControl));
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::SealSegmentRequest seal;
+  seal.set_session_id(session_.value());
+  seal.set_request_id(1);
+  seal.set_lease_id(9);
+  seal.add_outcomes(v1::OUTCOME_UNMAPPED);
+  for (int i = 0; i < 60'000; ++i) {
+    seal.mutable_manifest()->add_tensors()->set_name(std::string(100, 'n'));
+  }
+  ASSERT_GT(seal.ByteSizeLong(), 5u << 20);
+  v1::SealSegmentResponse sealed;
+  EXPECT_EQ(ReasonOf(stub->SealSegment(&context, seal, &sealed)), "UNKNOWN_LEASE");
+}
+
+TEST(ClientVersionsTest, OnlySessionsThatAreGoneAreForgotten) {
+  core::Books books(core::Limits{}, 1);
+  const SessionId live = books.OpenSession({}, absl::UnixEpoch()).value();
+  ClientVersions versions;
+  versions.Set(live, "1.0", books, 1);
+  versions.Set(SessionId(900), "2.0", books, 1);
+  versions.Set(SessionId(901), "3.0", books, 1);
+  EXPECT_EQ(versions.Get(live), "1.0");
+  EXPECT_EQ(versions.Get(SessionId(900)), "");
+  EXPECT_EQ(versions.Get(SessionId(901)), "3.0");
 }
 
 TEST_F(ServerTest, AFullPageNamesTheNext) {
@@ -292,6 +360,51 @@ TEST_F(ServerTest, AFullPageNamesTheNext) {
     request.set_page_token(page.next_page_token());
   } while (request.page_token() != 0);
   EXPECT_EQ(seen, all);
+}
+
+TEST_F(ServerTest, EveryListNamesItsNextPage) {
+  OnStrand([&] {
+    for (std::uint64_t i = 1; i <= 3; ++i) {
+      manager_->RegisterHolder(session_, i, "h" + std::to_string(i), core::Role::kOther,
+                               [this, i](const absl::StatusOr<core::HolderId>& registered) {
+                                 // The arena never answers: the lease stays reserved, and is listed.
+                                 manager_->Allocate(session_, 10 + i, registered.value(),
+                                                    {{*DeviceUuid::Parse(kUuid), core::Bytes(1), 1}},
+                                                    [](const absl::StatusOr<manager::Grant>&) {});
+                               });
+    }
+    std::vector<manager::KeptEntry> found(3);
+    for (std::uint64_t i = 0; i < found.size(); ++i) {
+      found[i] = {{{9}, i + 1}, *DeviceUuid::Parse(kUuid), core::Bytes(4096)};
+    }
+    manager_->OnKeeperReady(found);
+  });
+  for (bool allocated = false; !allocated;) {
+    OnStrand([&] { allocated = manager_->books().Leases(core::LeaseId(), 10).size() == 6; });
+  }
+  const auto stub = v1::AdminService::NewStub(Connect(Socket::kAdmin));
+  const auto count = [](const auto& call, const auto& rows_of, auto request, auto response) {
+    request.set_page_size(2);
+    std::size_t rows = 0;
+    do {
+      grpc::ClientContext context;
+      SetDeadline(&context);
+      response.Clear();
+      EXPECT_TRUE(call(&context, request, &response).ok());
+      rows += static_cast<std::size_t>(rows_of(response));
+      request.set_page_token(response.next_page_token());
+    } while (request.page_token() != 0);
+    return rows;
+  };
+  EXPECT_EQ(count([&](auto... a) { return stub->ListHolders(a...); }, [](const auto& r) { return r.holders_size(); },
+                  v1::ListHoldersRequest(), v1::ListHoldersResponse()),
+            3u);
+  EXPECT_EQ(count([&](auto... a) { return stub->ListLeases(a...); }, [](const auto& r) { return r.leases_size(); },
+                  v1::ListLeasesRequest(), v1::ListLeasesResponse()),
+            6u);
+  EXPECT_EQ(count([&](auto... a) { return stub->ListQuarantine(a...); }, [](const auto& r) { return r.records_size(); },
+                  v1::ListQuarantineRequest(), v1::ListQuarantineResponse()),
+            3u);
 }
 
 TEST_F(ServerTest, HealthFollowsServing) {

@@ -324,13 +324,13 @@ TEST_F(LifetimeTest, ProcessesKilledAnywhereLeaveNothing) {
     child.Kill();
     ASSERT_EQ(PhysicalBytes(), 0u) << "round " << round;
   }
-  // No file is left either, but the two that the device always has.
+  // No file is left either, but the lock, the bound and the node, which the device always has.
   int left = 0;
   for (const auto& entry : std::filesystem::directory_iterator(dir_ + "/" + config_.devices[0].uuid.ToString())) {
     (void)entry;
     ++left;
   }
-  EXPECT_EQ(left, 2);
+  EXPECT_EQ(left, 3);
 }
 
 }  // namespace

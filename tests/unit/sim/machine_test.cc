@@ -23,13 +23,11 @@ using gpumem::cuda::Driver;
 using gpumem::cuda::Nvml;
 using testing::Test;
 
-constexpr char kNvmlLibrary[] = TEST_LIB_DIR "/gpumem-sim/libnvidia-ml.so.1";
-
 class MachineViewTest : public MachineTest {};
 
 std::unique_ptr<Driver> Load() {
   std::string error;
-  auto driver = Driver::Load(kLibrary, &error);
+  auto driver = Driver::Load(CudaLibrary().c_str(), &error);
   EXPECT_NE(driver, nullptr) << error;
   return driver;
 }
@@ -268,7 +266,7 @@ TEST_F(MachineViewTest, NvmlTellsTheSameTruth) {
   Receive(worker.socket());
   Receive(without_context.socket());
   std::string error;
-  const auto nvml = Nvml::Load(kNvmlLibrary, &error);
+  const auto nvml = Nvml::Load(NvmlLibrary().c_str(), &error);
   ASSERT_NE(nvml, nullptr) << error;
   const auto& uuid = config_.devices[0].uuid;
   Nvml::Memory memory;
@@ -371,7 +369,7 @@ TEST_F(MachineViewTest, ConfigsAreReadStrictly) {
   EXPECT_EQ(read("simcuda 1\n# a comment\ndevice " + uuid + " 4194304 2097152 Some name\n"), "");
   EXPECT_EQ(read("simcuda 2\n"), "line 1: expected 'simcuda 1'");
   EXPECT_EQ(read("simcuda 1\n"), "lists no device");
-  const std::string form = "expected 'device UUID CAPACITY_BYTES GRANULARITY_BYTES NAME'";
+  const std::string form = "expected 'device UUID CAPACITY_BYTES GRANULARITY_BYTES NAME' or 'mig UUID GPU_UUID …'";
   EXPECT_EQ(read("simcuda 1\ndevice " + uuid + " 4194304 2097152\n"), "line 2: " + form);
   EXPECT_EQ(read("simcuda 1\ndevice GPU-1 4194304 2097152 x\n"), "line 2: " + form);
   EXPECT_EQ(read("simcuda 1\ndevice " + uuid + " -1 2097152 x\n"), "line 2: " + form);
@@ -394,7 +392,8 @@ TEST(SimConfigTest, Sizes) {
 }
 
 TEST(SimLibraryTest, ExportsOnlyItsOwnNames) {
-  for (const auto& [library, pattern] : {std::pair(kLibrary, " (cu[A-Z]|simcuda_)"), {kNvmlLibrary, " nvml[A-Z]"}}) {
+  for (const auto& [library, pattern] :
+       {std::pair(CudaLibrary(), " (cu[A-Z]|simcuda_)"), {NvmlLibrary(), " nvml[A-Z]"}}) {
     int status = 0;
     const std::string foreign =
         OutputOf(std::string("nm -D --defined-only ") + library + " | grep -vE '" + pattern + "'", &status);

@@ -177,7 +177,7 @@ class SigkillTest : public MachineTest {
       const auto store = simcuda::DeviceStore::Open(dir_, config_.devices[device], &error);
       ASSERT_NE(store, nullptr) << error;
       std::vector<std::uint32_t> pids;
-      EXPECT_EQ(store->Processes(&pids), simcuda::DeviceStore::Outcome::kOk);
+      EXPECT_EQ(store->Processes(std::chrono::microseconds(0), &pids), simcuda::DeviceStore::Outcome::kOk);
       EXPECT_TRUE(pids.empty());
       // All of it, before anybody counts: what the dead left in the books must not be in the way.
       std::shared_ptr<simcuda::Object> all;

@@ -31,7 +31,14 @@ namespace simtest {
 
 inline constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
-inline constexpr char kLibrary[] = TEST_LIB_DIR "/gpumem-sim/libcuda.so.1";
+
+// The build's simulation, or the one in SIMTEST_LIBRARY_DIR: its twin whose rules can be broken (run_breaks.sh).
+inline std::string LibraryPath(const char* name) {
+  const char* const chosen = std::getenv("SIMTEST_LIBRARY_DIR");
+  return std::string(chosen != nullptr ? chosen : TEST_LIB_DIR "/gpumem-sim") + "/" + name;
+}
+inline std::string CudaLibrary() { return LibraryPath("libcuda.so.1"); }
+inline std::string NvmlLibrary() { return LibraryPath("libnvidia-ml.so.1"); }
 
 // The simulated driver in this process, initialised, with the first device's context current.
 struct Gpu {
@@ -40,7 +47,7 @@ struct Gpu {
 
   explicit Gpu(bool with_context = true) {
     std::string error;
-    driver = gpumem::cuda::Driver::Load(kLibrary, &error);
+    driver = gpumem::cuda::Driver::Load(CudaLibrary().c_str(), &error);
     if (driver == nullptr) Die(error.c_str());
     if (driver->Init(0) != CUDA_SUCCESS) Die("cuInit failed");
     if (!with_context) return;

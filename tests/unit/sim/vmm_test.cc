@@ -39,6 +39,10 @@ TEST_F(VmmTest, CreateChecksItsArguments) {
     EXPECT_EQ(gpu->MemCreate(&handle, 2 * kMiB, &prop, 0), CUDA_ERROR_INVALID_DEVICE);
     prop.location.id = -1;
     EXPECT_EQ(gpu->MemCreate(&handle, 2 * kMiB, &prop, 0), CUDA_ERROR_INVALID_DEVICE);
+    prop.location = {CU_MEM_LOCATION_TYPE_HOST, 0};
+    EXPECT_EQ(gpu->MemCreate(&handle, 2 * kMiB, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    EXPECT_EQ(gpu->MemCreate(&handle, 2 * kMiB, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
     prop = good;
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
     EXPECT_EQ(gpu->MemCreate(&handle, 2 * kMiB, &prop, 0), CUDA_ERROR_NOT_PERMITTED);
