@@ -1,4 +1,5 @@
 // cuda/sim/api_capture.cc: stream capture and graphs, as exported.
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -26,7 +27,7 @@ using simcuda::Process;
 
 namespace {
 
-bool IsMode(CUstreamCaptureMode mode) {
+bool IsMode(int mode) {
   return mode == CU_STREAM_CAPTURE_MODE_GLOBAL || mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL ||
          mode == CU_STREAM_CAPTURE_MODE_RELAXED;
 }
@@ -121,7 +122,9 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   SIMCUDA_CALL(cuThreadExchangeStreamCaptureMode);
   CUresult result = CUDA_SUCCESS;
   if (Process::Enter(&result) == nullptr) return result;
-  if (mode == nullptr || !IsMode(*mode)) return CUDA_ERROR_INVALID_VALUE;
+  int number = 0;  // a caller's memory may hold what is no enumerator
+  if (mode != nullptr) std::memcpy(&number, mode, sizeof number);
+  if (mode == nullptr || !IsMode(number)) return CUDA_ERROR_INVALID_VALUE;
   std::swap(*mode, simcuda::ThisThread().capture_mode);
   return CUDA_SUCCESS;
 }

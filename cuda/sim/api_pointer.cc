@@ -34,16 +34,16 @@ bool FindTarget(Process* process, CUdeviceptr address, Target* out) {
   return process->vmm().Describe(address, &out->place) || out->plain.has_value();
 }
 
-// The value of one attribute, as many bytes as the driver writes.
+// The value of one attribute, as many bytes as the driver writes. Pointers go in as numbers.
 struct Value {
   unsigned char bytes[8] = {};
   size_t size = 0;
 
   template <typename T>
   void Set(T value) {
-    static_assert(sizeof value <= sizeof bytes);
-    std::memcpy(bytes, &value, sizeof value);
-    size = sizeof value;
+    static_assert(sizeof(T) <= sizeof bytes);
+    std::memcpy(bytes, &value, sizeof(T));
+    size = sizeof(T);
   }
 };
 
@@ -58,9 +58,9 @@ CUresult AccessFlags(const Target& target, unsigned* flags) {
 }
 
 // What is asked of a reserved range as of memory.
-bool GetRange(CUpointer_attribute attribute, const Target& target, Value* value) {
+bool GetRange(int attribute, const Target& target, Value* value) {
   const bool plain = target.plain.has_value();
-  switch (static_cast<int>(attribute)) {
+  switch (attribute) {
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       value->Set<CUdeviceptr>(plain ? target.plain->begin : target.place.range);
       return true;
@@ -77,10 +77,10 @@ bool GetRange(CUpointer_attribute attribute, const Target& target, Value* value)
 }
 
 // What the addressed memory says of itself. Booleans are ints, as programs read them.
-CUresult GetMemory(CUpointer_attribute attribute, const Target& target, Value* value) {
-  switch (static_cast<int>(attribute)) {
+CUresult GetMemory(int attribute, const Target& target, Value* value) {
+  switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:  // memory of cuMemCreate is of no context
-      value->Set<CUcontext>(target.plain ? target.plain->context : nullptr);
+      value->Set<uintptr_t>(target.plain ? reinterpret_cast<uintptr_t>(target.plain->context) : 0);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       value->Set<unsigned>(target.host() ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
@@ -124,7 +124,7 @@ CUresult GetMemory(CUpointer_attribute attribute, const Target& target, Value* v
       value->Set<CUdeviceptr>(target.plain ? target.plain->begin : target.place.mapping);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-      value->Set<void*>(nullptr);
+      value->Set<uintptr_t>(0);  // it is of none
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
@@ -136,7 +136,7 @@ CUresult GetMemory(CUpointer_attribute attribute, const Target& target, Value* v
   }
 }
 
-CUresult Get(Process* process, CUpointer_attribute attribute, CUdeviceptr address, Value* value) {
+CUresult Get(Process* process, int attribute, CUdeviceptr address, Value* value) {
   Target target;
   if (!FindTarget(process, address, &target)) return CUDA_ERROR_INVALID_VALUE;
   if (GetRange(attribute, target, value)) return CUDA_SUCCESS;
@@ -145,7 +145,7 @@ CUresult Get(Process* process, CUpointer_attribute attribute, CUdeviceptr addres
 }
 
 // How many bytes the attribute takes; 0 for one that the simulation does not know.
-size_t SizeOf(CUpointer_attribute attribute) {
+size_t SizeOf(int attribute) {
   Target host;  // memory for which every attribute has a value, without asking a context
   host.plain.emplace();
   host.plain->kind = PlainRange::Kind::kPinnedHost;
@@ -154,6 +154,13 @@ size_t SizeOf(CUpointer_attribute attribute) {
   if (attribute == CU_POINTER_ATTRIBUTE_ACCESS_FLAGS) return sizeof(unsigned);
   if (!GetRange(attribute, host, &value) && GetMemory(attribute, host, &value) != CUDA_SUCCESS) return 0;
   return value.size;
+}
+
+// As a number: a program may ask for more than this header's enumeration has.
+int NumberAt(const CUpointer_attribute* attribute) {
+  int number = 0;
+  std::memcpy(&number, attribute, sizeof number);
+  return number;
 }
 
 }  // namespace
@@ -180,12 +187,12 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attribu
   if (process == nullptr) return result;
   if (count == 0 || attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   for (unsigned int i = 0; i < count; ++i) {
-    if (data[i] == nullptr || SizeOf(attributes[i]) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (data[i] == nullptr || SizeOf(NumberAt(&attributes[i])) == 0) return CUDA_ERROR_INVALID_VALUE;
   }
   for (unsigned int i = 0; i < count; ++i) {
     Value value;
-    if (Get(process, attributes[i], address, &value) != CUDA_SUCCESS) value = Value{};
-    std::memcpy(data[i], value.bytes, SizeOf(attributes[i]));
+    (void)Get(process, NumberAt(&attributes[i]), address, &value);  // leaves it zero where it fails
+    std::memcpy(data[i], value.bytes, SizeOf(NumberAt(&attributes[i])));
   }
   return CUDA_SUCCESS;
 }

@@ -274,7 +274,7 @@ TEST_F(CaptureTest, WhatForbidsUnsafeCallsInAnotherThread) {
     EXPECT_EQ(gpu->StreamSynchronize(other), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     api.SetMode(kGlobal);
     api.ExpectBroken(stream, mapped.address());
-    CUstreamCaptureMode bad = static_cast<CUstreamCaptureMode>(3);
+    CUstreamCaptureMode bad = static_cast<CUstreamCaptureMode>(99);
     EXPECT_EQ(gpu->ThreadExchangeStreamCaptureMode(&bad), CUDA_ERROR_INVALID_VALUE);
     EXPECT_EQ(gpu->ThreadExchangeStreamCaptureMode(nullptr), CUDA_ERROR_INVALID_VALUE);
   });

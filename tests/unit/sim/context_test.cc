@@ -299,6 +299,11 @@ TEST_F(ContextTest, AThreadsDefaultStreamOutlivesItUntilItsWorkIsDone) {
     const CUstream mine = reinterpret_cast<CUstream>(simcuda::kPerThreadStream);
     CUevent event = nullptr;
     ASSERT_EQ(gpu->EventCreate(&event, 0), CUDA_SUCCESS);
+    const auto threads = [] {
+      const auto all = std::filesystem::directory_iterator("/proc/self/task");
+      return std::distance(begin(all), end(all));
+    };
+    const auto before = threads();
     std::thread([&] {
       EXPECT_EQ(gpu->CtxSetCurrent(gpu.context), CUDA_SUCCESS);
       EXPECT_EQ(own.LaunchWait(gpu, mine), CUDA_SUCCESS);
@@ -308,6 +313,7 @@ TEST_F(ContextTest, AThreadsDefaultStreamOutlivesItUntilItsWorkIsDone) {
     g_go = true;
     EXPECT_EQ(gpu->EventSynchronize(event), CUDA_SUCCESS);
     EXPECT_EQ(Word(gpu, mapped.address()), 6u);
+    while (threads() > before) ::usleep(1000);  // its worker goes; would it stay, this would not end
   });
 }
 

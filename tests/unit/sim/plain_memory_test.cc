@@ -101,6 +101,9 @@ TEST_F(PlainMemoryTest, AttributesOfPlainMemory) {
     EXPECT_EQ(base, at);
     EXPECT_EQ(bytes, 100u);
 
+    EXPECT_EQ(Entry<CUdeviceptr>(gpu, "cuMemFree_v2")(at), CUDA_SUCCESS);
+    EXPECT_EQ(Attribute(gpu, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at, &base), CUDA_ERROR_INVALID_VALUE);
+
     void* pinned = nullptr;
     ASSERT_EQ(gpu->MemHostAlloc(&pinned, 1000, 1), CUDA_SUCCESS);
     const CUdeviceptr host = AddressOf(pinned);

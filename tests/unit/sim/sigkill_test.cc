@@ -173,18 +173,19 @@ class SigkillTest : public MachineTest {
   // Nothing is there, nobody is there, and all of it can be had.
   void ExpectAsNew() {
     for (std::size_t device = 0; device < 2; ++device) {
-      EXPECT_EQ(Truth(device).physical_bytes, 0u);
-      EXPECT_EQ(Truth(device).objects.size(), 0u);
       std::string error;
       const auto store = simcuda::DeviceStore::Open(dir_, config_.devices[device], &error);
       ASSERT_NE(store, nullptr) << error;
       std::vector<std::uint32_t> pids;
       EXPECT_EQ(store->Processes(std::chrono::microseconds(0), &pids), simcuda::DeviceStore::Outcome::kOk);
       EXPECT_TRUE(pids.empty());
+      // All of it, before anybody counts: what the dead left in the books must not be in the way.
       std::shared_ptr<simcuda::Object> all;
       EXPECT_EQ(store->Create(80 * kGiB, &all), simcuda::DeviceStore::Outcome::kOk);
+      all = nullptr;
+      EXPECT_EQ(Truth(device).physical_bytes, 0u);
+      EXPECT_EQ(Truth(device).objects.size(), 0u);
     }
-    EXPECT_EQ(AllObjects(), 0u);
   }
 };
 
@@ -227,7 +228,7 @@ TEST_F(SigkillTest, ProcessesKilledAnywhereLeaveNothing) {
       ::usleep(static_cast<useconds_t>(below(3000)));
       workers[static_cast<std::size_t>(i)]->Kill();
     }
-    in_flight += AllObjects();
+    if (batch % 2 == 0) in_flight += AllObjects();  // counting sets the books right: not always
     for (int i = 0; i < kWorkers; ++i) {
       send_ends[static_cast<std::size_t>(i)].reset();
       receive_ends[static_cast<std::size_t>(i)].reset();
