@@ -88,8 +88,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(status) {}  // NOLINT(google-explicit-constructor); not OK
+  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(status) {}     // NOLINT(google-explicit-constructor); not OK
 
   bool ok() const { return value_.has_value(); }
   explicit operator bool() const { return ok(); }
