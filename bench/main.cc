@@ -130,7 +130,15 @@ int Main(int argc, char** argv) {
     if (row.name.find(filter) != std::string::npos) std::printf("  %s: %s\n", row.name.c_str(), row.reason.c_str());
   }
   for (const auto& [name, error] : collector.errors()) std::printf("  %s failed: %s\n", name.c_str(), error.c_str());
-  if (!json_path.empty()) std::ofstream(json_path) << report.dump(2) << "\n";
+  if (!json_path.empty()) {
+    std::ofstream file(json_path);
+    file << report.dump(2) << "\n";
+    file.close();
+    if (!file) {
+      std::fprintf(stderr, "gpumem-bench: cannot write '%s'\n", json_path.c_str());
+      return 1;
+    }
+  }
   return over ? 1 : 0;
 }
 

@@ -36,8 +36,10 @@ std::unique_ptr<Driver> Driver::Load(const char* path, std::string* error) {
   void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const why = dlerror();
-    *error = std::string("cannot load the CUDA driver '") + name + "': " + (why != nullptr ? why : "unknown reason") +
-             "; install the NVIDIA driver, or name the library to load (the simulated one works without a GPU)";
+    *error =
+        std::string("cannot load the CUDA driver '") + name + "': " + (why != nullptr ? why : "unknown reason") +
+        "; install the NVIDIA driver, or name the library to load: gpumemd by --driver=sim or --libcuda, a worker by "
+        "GPUMEM_LIBCUDA (the simulated one works without a GPU)";
     return nullptr;
   }
   std::unique_ptr<Driver> driver(new Driver);

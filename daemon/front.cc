@@ -1,7 +1,9 @@
 // daemon/front.cc: see front.h.
 #include "daemon/front.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
@@ -9,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -59,10 +62,14 @@ constexpr char kControlName[] = "control";
 constexpr char kHandlesName[] = "handles";
 constexpr char kAdminName[] = "admin";
 
+// A signal to stop that comes so soon after another is the same one.
+constexpr std::chrono::milliseconds kOneStop{500};
+
 // --- what happens before the first thread ----------------------------------------------------------------------------
 
 struct Sockets {
   session::ListeningSocket control, handles, admin;
+  UniqueFd keeper_lock;  // held as long as this front lives: a keeper serves one front
   std::optional<gid_t> operators;
 };
 
@@ -92,6 +99,20 @@ absl::Status PrepareDirectories(const Config& config, std::optional<gid_t> worke
   return PrepareDirectory(keeper_dir, 0700, std::nullopt, "keeper_socket");
 }
 
+// A second front at one keeper would take its connection away, and see the first one's memory as nobody's. flock(2):
+// the kernel drops the lock with the process, however that ends.
+absl::StatusOr<UniqueFd> LockKeeper(const Config& config) {
+  const std::string path = config.keeper_socket_path() + ".front.lock";
+  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  // Where only the keeper may write (its unit's directory in a sandbox), its unit sees to it that there is one front.
+  if (!lock) return lock;
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno != EWOULDBLOCK) return lock;
+  return absl::FailedPreconditionError(
+      Cat("another gpumemd uses the keeper at ", config.keeper_socket_path(), " (it holds ", path,
+          "); stop that one, or give this one a keeper of its own with --keeper-socket"));
+}
+
 absl::StatusOr<Sockets> OpenSockets(const Config& config) {
   auto inherited = session::TakeInheritedSockets({kControlName, kHandlesName, kAdminName});
   if (!inherited.ok()) return inherited.status();
@@ -104,6 +125,9 @@ absl::StatusOr<Sockets> OpenSockets(const Config& config) {
   const mode_t worker_mode = *workers ? 0660 : 0666;
   Sockets sockets;
   sockets.operators = *operators;
+  absl::StatusOr<UniqueFd> keeper_lock = LockKeeper(config);
+  if (!keeper_lock.ok()) return keeper_lock.status();
+  sockets.keeper_lock = *std::move(keeper_lock);
   const auto open = [&](session::ListeningSocket* socket, const char* name, const session::ListenerOptions& options) {
     auto opened = OpenSocket(&*inherited, name, options);
     if (!opened.ok()) return opened.status();
@@ -261,10 +285,13 @@ class Front {
   std::set<DeviceUuid> waiting_for_arenas_;
   bool waiting_for_keeper_ = true;
   bool ready_ = false;
+  UniqueFd keeper_lock_;
   bool stopping_ = false;
+  std::chrono::steady_clock::time_point stopping_since_;
 };
 
 absl::Status Front::Start(Sockets sockets) {
+  keeper_lock_ = std::move(sockets.keeper_lock);
   if (absl::Status watched = WatchSignals(); !watched.ok()) return watched;
   if (absl::Status learnt = LearnDevices(); !learnt.ok()) return learnt;
   operator_group_ = sockets.operators;
@@ -508,6 +535,8 @@ void Front::OnSignal() {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGHUP) {
       log_->Write(Level::kWarning, "SIGHUP changes nothing: to take a new config, restart the daemon");
+    } else if (stopping_ && std::chrono::steady_clock::now() - stopping_since_ < kOneStop) {
+      // The same wish once more: a signal to this process and to its group, as timeout(1) and terminals send it.
     } else if (stopping_) {
       log_->Write(Level::kWarning, "a second signal to stop: ending at once");
       log_.reset();  // writes out what waits
@@ -520,6 +549,7 @@ void Front::OnSignal() {
 
 void Front::BeginStop(int signal) {
   stopping_ = true;
+  stopping_since_ = std::chrono::steady_clock::now();
   Info(Cat("stopping on ", signal == SIGTERM ? "SIGTERM" : "SIGINT",
            ": new work is refused; durable memory stays with the keeper"));
   ::sd_notify(/*unset_environment=*/0, "STOPPING=1\nSTATUS=stopping");

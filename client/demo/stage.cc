@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -31,14 +32,16 @@ std::string ReadFile(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Waits for a process that is about to end, and reaps it. One that the kernel cannot end is left to init.
-void WaitForEnd(int pidfd) {
+// Waits for a process that is about to end, reaps it, and says how it ended. One that the kernel cannot end is left to
+// init.
+std::string WaitForEnd(int pidfd) {
   constexpr int kLongestWaitMs = 60'000;
   pollfd ended{pidfd, POLLIN, 0};
   while (::poll(&ended, 1, kLongestWaitMs) < 0 && errno == EINTR) {
   }
   std::string how;
   TryReap(pidfd, &how);
+  return how;
 }
 
 }  // namespace
@@ -46,7 +49,12 @@ void WaitForEnd(int pidfd) {
 Stage::~Stage() {
   if (janitor_.pid < 0) return;
   janitor_pipe_.reset();
-  WaitForEnd(janitor_.pidfd.get());
+  // It was killed before it was done: its work is done here.
+  if (WaitForEnd(janitor_.pidfd.get()) != "exit code 0") {
+    KillMarked(directory_);
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
   for (Child& child : children_) {
     if (!child.ended) WaitForEnd(child.process.pidfd.get());
   }

@@ -65,10 +65,19 @@ Outcome ToOutcome(const grpc::Status& status, const std::string& socket_path, st
       return {kExitNoDaemon, ErrorLine("the connection to " + socket_path + " broke (" + status.error_message() +
                                            "): the daemon ended or refused it",
                                        "", "")};
+    case grpc::StatusCode::UNIMPLEMENTED:
+      if (from_daemon) break;
+      return {kExitRefused, ErrorLine(socket_path + " answers, but not to operators: is it the workers' socket? The "
+                                                    "operators' one is admin.sock (--socket or GPUMEM_ADMIN_SOCKET)",
+                                      "", "")};
     default:
       break;
   }
-  return {kExitRefused, ErrorLine(status.error_message(), error.reason, error.retry)};
+  const std::string text = status.error_message().empty()
+                               ? "the daemon refused it without a word (gRPC status " +
+                                     std::to_string(static_cast<int>(status.error_code())) + ")"
+                               : status.error_message();
+  return {kExitRefused, ErrorLine(text, error.reason, error.retry)};
 }
 
 }  // namespace

@@ -233,9 +233,12 @@ absl::StatusOr<std::string> CheckSegmentName(const State& state, LeaseKind kind,
   }
   if (!IsFree(state, name->path)) {
     const Segment& segment = *state.segments.at(name->path);
+    const char* const next =
+        segment.state == SegmentState::kSealed     ? "attach it, choose another name, or have it removed"
+        : segment.state == SegmentState::kBuilding ? "wait until it is sealed and attach it, or choose another name"
+                                                   : "choose another name, or have it removed";
     return Error(Reason::SEGMENT_EXISTS,
-                 absl::StrCat("segment ", segment.FullName(), " is ", ToString(segment.state),
-                              "; attach it, choose another name, or have it removed first"),
+                 absl::StrCat("segment ", segment.FullName(), " is ", ToString(segment.state), "; ", next),
                  {{"segment", segment.FullName()}});
   }
   return std::move(name->path);

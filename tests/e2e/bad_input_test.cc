@@ -1,5 +1,7 @@
 // Every refusal names the thing, the number asked, the limit and the next step, and changes no book.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
 
 #include <string>
 
@@ -60,14 +62,6 @@ TEST_F(BadInputTest, QuotaAndCapacityNameWhatWasAskedAndWhatIsLeft) {
   Refused("alloc x " + Gpu() + " 805306368 1", "QUOTA", {"805306368", "536870912", "1073741824"});
 }
 
-TEST_F(BadInputTest, AnotherSessionsLeaseAndAReleasedOne) {
-  auto other = node_->NewWorker("other", "kv-cache");
-  other->Do("alloc kv " + Gpu() + " 2097152 1");
-  worker_->Do("alloc kv " + Gpu() + " 2097152 1");
-  worker_->Do("release kv");
-  EXPECT_NE(worker_->Ask("map kv").find("err USAGE"), std::string::npos);
-}
-
 TEST_F(BadInputTest, Segments) {
   Refused("attach s nothing/here", "UNKNOWN_SEGMENT", {"nothing/here"});
   Refused("attach s bad//name", "NAME_INVALID", {"bad//name"});
@@ -87,7 +81,6 @@ TEST_F(BadInputTest, ManifestsThatReachOutsideOrOverlap) {
   worker_->Refused("seal w odd XX 0 8", "MANIFEST_INVALID", {"odd", "XX"});
   EXPECT_TRUE(node_->Memctl("segments")["segments"][0]["state"] == "building");
   worker_->Do("seal w fine U8 0 8");
-  EXPECT_NE(worker_->Ask("seal w fine U8 0 8").find("err"), std::string::npos);
 }
 
 TEST_F(BadInputTest, ASegmentInUseIsNotRemoved) {
@@ -111,6 +104,38 @@ TEST_F(BadInputTest, ASecondDaemonOnTheSameSocketsIsRefusedAndTheFirstGoesOn) {
   EXPECT_NE(second.err.find(node_->dir()), std::string::npos) << second.err;
   worker_->Do("alloc kv " + Gpu() + " 2097152 1");
   node_->ExpectBooksMatchHardware();
+}
+
+TEST_F(BadInputTest, ASecondDaemonAtTheSameKeeperIsRefusedAndTheFirstGoesOn) {
+  Command command = node_->DaemonCommand();
+  for (std::string& word : command.argv) {
+    if (word == node_->socket_dir()) word += "-2";
+    if (word == node_->dir() + "/admin") word += "-2";
+  }
+  const Finished second = RunCommand(command);
+  EXPECT_NE(second.exit_code, 0);
+  EXPECT_NE(second.err.find("another gpumemd uses the keeper at " + node_->dir() + "/keeper/keeper.sock"),
+            std::string::npos)
+      << second.err;
+  EXPECT_NE(second.err.find("--keeper-socket"), std::string::npos) << second.err;
+  worker_->Do("build w models/a " + Gpu() + " 2097152 1");
+  node_->ExpectBooksMatchHardware();
+}
+
+TEST_F(BadInputTest, MemctlOnTheWorkersSocketIsToldWhichOneItNeeds) {
+  const Finished answer =
+      RunCommand(node_->MemctlCommand({"--socket", node_->socket_dir() + "/control.sock", "status"}));
+  EXPECT_NE(answer.exit_code, 0);
+  EXPECT_NE(answer.err.find("admin.sock"), std::string::npos) << answer.err;
+}
+
+// timeout(1) signals its child and then its group.
+TEST_F(BadInputTest, ADoubledSignalToStopIsOneCleanStop) {
+  node_->daemon().Signal(SIGTERM);
+  node_->daemon().Signal(SIGTERM);
+  const auto status = node_->daemon().Wait();
+  ASSERT_TRUE(status);
+  EXPECT_TRUE(WIFEXITED(*status) && WEXITSTATUS(*status) == 0) << *status << node_->daemon().errors();
 }
 
 TEST_F(BadInputTest, AnUnprivilegedPeerIsNotAnOperator) {

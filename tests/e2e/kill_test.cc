@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 
 #include "tests/e2e/kill_points.h"
@@ -22,12 +23,16 @@ class KillTest : public testing::Test {
   // Kills a worker that runs `script` at each of its kill points. `sealing`: the script may leave a segment. After each
   // nothing is left: a segment that was sealed in time is removed, as an operator would.
   void KillEverywhere(const std::vector<std::string>& script, bool sealing) {
+    KillEverywhere(script, [this, sealing] { Settle(sealing); });
+  }
+  // `settle` waits until all is as before the script, and fails the test otherwise.
+  void KillEverywhere(const std::vector<std::string>& script, const std::function<void()>& settle) {
     std::vector<KillPoint> points;
     for (int round = 0; round < kCountingRuns; ++round) {
       const TracedRun whole = RunTraced(node_.WorkerCommand(), script, std::nullopt);
       ASSERT_TRUE(whole.status.has_value());
       ASSERT_EQ(*whole.status, 0);
-      Settle(sealing);
+      settle();
       points = round == 0 ? whole.points : InBoth(points, whole.points);
       if (HasFailure()) return;
     }
@@ -37,7 +42,7 @@ class KillTest : public testing::Test {
       bool killed = false;
       for (int attempt = 0; attempt < kAttempts && !killed; ++attempt) {
         killed = RunTraced(node_.WorkerCommand(), script, point).killed;
-        Settle(sealing);
+        settle();
       }
       EXPECT_TRUE(killed) << "the point was listed and not reached";
       if (HasFailure()) return;
@@ -86,6 +91,24 @@ TEST_F(KillTest, AWorkerAtEveryStepOfBuildAndSeal) {
   KillEverywhere({"connect", "holder loader weights", "mark begin", "build w models/k " + Gpu() + " 2097152 2", "map w",
                   "seal w t U8 0 1024", "mark end"},
                  /*sealing=*/true);
+}
+
+// Its handles are not pushed but fetched, and it ends as a reader.
+TEST_F(KillTest, AWorkerAtEveryStepOfAttachFetchMapDetach) {
+  auto loader = node_.NewWorker("loader", "weights");
+  loader->Do("build w models/kept " + Gpu() + " 2097152 2");
+  loader->Do("map w");
+  loader->Do("seal w t U8 0 1024");
+  loader->process().Kill();
+  const auto only_the_segment = [&] {
+    const json status = node_.Memctl("status");
+    return status.contains("sessions_live") && status["sessions_live"] == 0 && status["sessions_fenced"] == 0 &&
+           status["quarantine_records"] == 0 && node_.Sum(status["devices"], "charged_bytes") == 4 * kMiB &&
+           node_.Sum(status["devices"], "mapped_read_only_bytes") == 0 && node_.PhysicalTruth() == 4 * kMiB;
+  };
+  KillEverywhere(
+      {"connect", "holder engine weights", "mark begin", "attach s models/kept", "map s", "detach s", "mark end"},
+      [&] { node_.Eventually("only the segment is left", only_the_segment); });
 }
 
 TEST_F(KillTest, AWorkerAtEveryStepOfConnecting) {

@@ -108,6 +108,27 @@ TEST_F(WireTest, AnotherSessionsLeaseIsRefusedAndUnharmed) {
   EXPECT_EQ(Charged(), 2 * kMiB);
 }
 
+TEST_F(WireTest, AReleasedLeaseIsNeitherFetchedNorMappedNorReleasedAgain) {
+  v1::AllocateResponse response;
+  ASSERT_TRUE(Allocate(AllocateRequest(60, 2 * kMiB, 1), &response).ok());
+  const ReceivedWireFrame pushed = client_->Receive();
+  ASSERT_EQ(pushed.fds.size(), 1u);
+  v1::ReleaseResponse released;
+  ASSERT_TRUE(Release(client_->session(), response.lease_id(), v1::OUTCOME_UNMAPPED, 61, &released).ok());
+  EXPECT_EQ(Charged(), 0u);
+  wire::FetchBody fetch;
+  fetch.lease_id = response.lease_id();
+  fetch.count = 1;
+  client_->SendFrameOf(wire::FrameType::kFetch, fetch, {}, 62);
+  const ReceivedWireFrame refused = client_->Receive();
+  ASSERT_FALSE(refused.end_of_stream);
+  EXPECT_EQ(refused.header.type, wire::FrameType::kFetchRefused);
+  EXPECT_TRUE(refused.fds.empty());
+  const grpc::Status again = Release(client_->session(), response.lease_id(), v1::OUTCOME_UNMAPPED, 63, &released);
+  EXPECT_EQ(WireClient::ReasonOf(again), "UNKNOWN_LEASE") << again.error_message();
+  EXPECT_EQ(Charged(), 0u);
+}
+
 TEST_F(WireTest, ARetryWithTheSameRequestIdIsTheSameGrant) {
   v1::AllocateResponse first;
   v1::AllocateResponse again;

@@ -155,7 +155,7 @@ class WorkerMain {
   }
   std::string Release(const Words& words) {
     const gpumem_reason reason = gpumem_lease_release(Named(words.at(1)).lease, nullptr, 0, &status_);
-    if (reason != GPUMEM_CAPTURING && reason != GPUMEM_CUDA_FATAL) memory_.erase(words[1]);
+    if (IsFreed(reason)) memory_.erase(words[1]);
     return Answer(reason);
   }
   // seal AS [TENSOR DTYPE OFFSET SIZE]…: one-dimensional tensors
@@ -197,8 +197,13 @@ class WorkerMain {
   }
   std::string Detach(const Words& words) {
     const gpumem_reason reason = gpumem_segment_detach(Named(words.at(1)).segment, nullptr, 0, &status_);
-    if (reason == GPUMEM_OK) memory_.erase(words[1]);
+    if (IsFreed(reason)) memory_.erase(words[1]);
     return Answer(reason);
+  }
+  // gpumem.h: with which answers a release or a detach has freed its object.
+  static bool IsFreed(gpumem_reason reason) {
+    return reason != GPUMEM_CAPTURING && reason != GPUMEM_CUDA && reason != GPUMEM_INVALID_ARGUMENT &&
+           reason != GPUMEM_FORKED;
   }
   std::string Segments(const Words&) {
     std::string names;
