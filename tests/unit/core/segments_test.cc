@@ -67,7 +67,7 @@ TEST_F(SegmentsTest, ABuilderThatDiesFirstLeavesNothing) {
   EXPECT_EQ(Records()[0].segment, "w");
   EXPECT_EQ(Words(Records()[0].waiting_for), "pidfd-readable witness-closed arena-closed keeper-deleted");
   const SessionId next = Open(2);
-  RefusedReserve(Reason::SEGMENT_EXISTS, next, Specs(), "w");
+  EXPECT_THAT(RefusedReserve(Reason::SEGMENT_EXISTS, next, Specs(), "w").message, HasSubstr("wait until it is sealed"));
   const auto result = End(builder);
   EXPECT_THAT(result.work.close_at_arena, ElementsAre(chunk));
   EXPECT_THAT(result.work.delete_at_keeper, ElementsAre(chunk));
@@ -407,7 +407,8 @@ TEST_F(SegmentsTest, ALostSegmentsReadersAreItsLastReference) {
   EXPECT_EQ(Words(Records()[0].waiting_for), "reader-detached");
   Refused(Reason::SEGMENT_LOST, [&](Transitions*) { return books.CheckFetch(first, lease.lease, 0, 1); });
   Refused(Reason::SEGMENT_IN_USE, [&](Transitions* m) { return books.RemoveSegment("w", At(8), m); });
-  RefusedReserve(Reason::SEGMENT_EXISTS, first, Specs(), "w");
+  // A lost one cannot be attached: that is no advice.
+  EXPECT_THAT(RefusedReserve(Reason::SEGMENT_EXISTS, first, Specs(), "w").message, Not(HasSubstr("attach")));
   Ok(books.Detach(first, attachment, {Outcome::kUnmapped}, &moves));
   EXPECT_EQ(Row().charged, Bytes(4 * kMiB));
   EXPECT_EQ(End(second).work.released, Bytes(4 * kMiB));

@@ -407,6 +407,51 @@ TEST_F(ServerTest, EveryListNamesItsNextPage) {
             3u);
 }
 
+// One question on a stream, and its answer's bytes.
+class OneAnswer : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  void Ask(const grpc::ByteBuffer* question) {
+    StartWrite(question);
+    StartRead(&answer_);
+    StartCall();
+  }
+  void OnReadDone(bool ok) override {
+    if (ok) StartWritesDone();
+  }
+  void OnDone(const grpc::Status& status) override { done_.set_value(status); }
+  std::string Wait() {
+    const grpc::Status status = done_.get_future().get();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    std::vector<grpc::Slice> slices;
+    EXPECT_TRUE(answer_.Dump(&slices).ok());
+    std::string bytes;
+    for (const grpc::Slice& slice : slices) bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    return bytes;
+  }
+
+ private:
+  grpc::ByteBuffer answer_;
+  std::promise<grpc::Status> done_;
+};
+
+TEST_F(ServerTest, ReflectionListsTheServicesOfEachSocket) {
+  for (const auto& [socket, service] :
+       {std::pair(Socket::kControl, "gpumem.v1.MemoryService"), std::pair(Socket::kAdmin, "gpumem.v1.AdminService")}) {
+    grpc::GenericStub stub(Connect(socket));
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    const grpc::Slice list_services("\x3a\x01*", 3);  // ServerReflectionRequest{list_services: "*"}, by hand
+    const grpc::ByteBuffer request(&list_services, 1);
+    OneAnswer answer;
+    stub.PrepareBidiStreamingCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", {},
+                                  &answer);
+    answer.Ask(&request);
+    const std::string services = answer.Wait();
+    EXPECT_NE(services.find(service), std::string::npos) << services;
+    EXPECT_NE(services.find("grpc.health.v1.Health"), std::string::npos) << services;
+  }
+}
+
 TEST_F(ServerTest, HealthFollowsServing) {
   // grpc.health.v1.Health/Check with an empty request, by hand: its messages are {1: service} and {1: status}.
   grpc::GenericStub stub(Connect(Socket::kControl));
