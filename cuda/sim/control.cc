@@ -16,9 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "cuda/sim/config.h"
 
@@ -66,21 +66,27 @@ std::unique_ptr<Control> Control::Open(const std::string& dir, std::string* erro
     *error = Because("cannot open '" + path + "'");
     return nullptr;
   }
-  std::unique_ptr<Control> control(new Control(dir));
+  // Absolute: the process may change its directory.
+  char* const absolute = ::realpath(dir.c_str(), nullptr);
+  std::unique_ptr<Control> control(new Control(absolute != nullptr ? absolute : dir));
+  std::free(absolute);
   control->page_ = static_cast<Page*>(page);
   return control;
 }
 
 Control* Control::OfProcess() {
-  static Control* const control = []() -> Control* {
-    const char* const dir = std::getenv(kDirVariable);
-    std::string ignored;  // cuInit says what is wrong with the directory
-    if (dir == nullptr || dir[0] == 0) return nullptr;
-    Config config;
-    if (!ReadConfig(dir, &config, &ignored)) return nullptr;
-    return Open(dir, &ignored).release();
-  }();
-  return control;
+  static std::atomic<Control*> opened{nullptr};
+  if (Control* const control = opened.load(std::memory_order_acquire)) return control;
+  const char* const dir = std::getenv(kDirVariable);
+  if (dir == nullptr || dir[0] == 0) return nullptr;
+  static gpumem::Mutex* const mutex = new gpumem::Mutex;
+  const gpumem::MutexLock lock(mutex);
+  if (opened.load(std::memory_order_acquire) != nullptr) return opened.load(std::memory_order_acquire);
+  Config config;
+  std::string ignored;  // cuInit says what is wrong
+  if (!ReadConfig(dir, &config, &ignored)) return nullptr;
+  opened.store(Open(dir, &ignored).release(), std::memory_order_release);
+  return opened.load(std::memory_order_acquire);
 }
 
 Control::~Control() {
@@ -102,15 +108,27 @@ void Control::Wake() {
 
 bool Control::Read(Settings* settings, std::string* error) const {
   const std::string path = dir_ + "/settings";
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();  // absent: nothing was set
-  if (ParseSettings(text.str(), settings, error)) return true;
-  *error = "'" + path + "' " + *error;
+  std::string text;
+  const gpumem::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Absent: nothing was set. A process without a descriptor left must not take it for that.
+  bool whole = fd.valid() || errno == ENOENT;
+  char piece[4096];
+  while (whole && fd.valid()) {
+    const ssize_t count = ::read(fd.get(), piece, sizeof piece);
+    if (count == 0) break;
+    whole = count > 0 || errno == EINTR;
+    if (count > 0) text.append(piece, static_cast<std::size_t>(count));
+  }
+  if (!whole) {
+    *error = Because("cannot read '" + path + "'");
+    return false;
+  }
+  if (ParseSettings(text, settings, error)) return true;
+  *error = "'" + path + "' " + *error + "; 'simgpu settings load FILE' puts another text in its place";
   return false;
 }
 
-bool Control::Update(const std::function<bool(Settings*, std::string*)>& change, std::string* error) {
+bool Control::Update(const std::function<bool(Settings*, std::string*)>& change, std::string* error, bool repair) {
   const std::string path = dir_ + "/settings";
   const gpumem::UniqueFd lock(::open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   int locked = -1;
@@ -121,7 +139,11 @@ bool Control::Update(const std::function<bool(Settings*, std::string*)>& change,
     return false;
   }
   Settings settings;
-  if (!Read(&settings, error) || !change(&settings, error)) return false;
+  if (!Read(&settings, error) && !repair) return false;
+  if (!change(&settings, error)) return false;
+  // What was written must be readable, or no later change could be made.
+  Settings again;
+  if (!ParseSettings(FormatSettings(settings), &again, error)) return false;
   // Renamed into place: a reader sees the old text or the new one.
   const std::string temporary = path + ".new";
   {
@@ -162,7 +184,15 @@ Control::Slot& Control::SlotOf(const Rule& rule) const { return page_->slots[rul
 std::uint64_t Control::CountCall(const Rule& rule) { return SlotOf(rule).calls.fetch_add(1) + 1; }
 void Control::CountAction(const Rule& rule) { SlotOf(rule).acted.fetch_add(1); }
 void Control::CountBlocked(const Rule& rule, bool entered) {
-  entered ? SlotOf(rule).blocked.fetch_add(1) : SlotOf(rule).blocked.fetch_sub(1);
+  std::atomic<std::uint32_t>& blocked = SlotOf(rule).blocked;
+  if (entered) {
+    blocked.fetch_add(1);
+    return;
+  }
+  // A new rule may have begun to count in this slot meanwhile.
+  std::uint32_t now = blocked.load();
+  while (now > 0 && !blocked.compare_exchange_weak(now, now - 1)) {
+  }
 }
 
 RuleCounts Control::Counts(const Rule& rule) const {

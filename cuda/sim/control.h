@@ -49,7 +49,9 @@ class Control {
 
   bool Read(Settings* settings, std::string* error) const;
   // Reads, lets `change` edit (false: nothing is written), writes, and wakes everyone. Errors as in ParseSettings.
-  bool Update(const std::function<bool(Settings* settings, std::string* error)>& change, std::string* error);
+  // `repair`: a text that cannot be read is taken for an empty one, for a change that replaces all of it.
+  bool Update(const std::function<bool(Settings* settings, std::string* error)>& change, std::string* error,
+              bool repair = false);
 
   // For Update's `change`: a rule id that was never given out.
   std::uint64_t NewRuleId(const Settings& settings);

@@ -31,8 +31,10 @@ struct Cached {
   gpumem::Mutex mu;
   std::shared_ptr<const Settings> settings GPUMEM_GUARDED_BY(mu) = std::make_shared<const Settings>();
   std::uint32_t generation GPUMEM_GUARDED_BY(mu) = 0;
-  // For the quick way: the generation that has nothing set, plus one; 0 when something is.
-  std::atomic<std::uint64_t> idle{1};
+  bool read GPUMEM_GUARDED_BY(mu) = false;
+  std::uint32_t complained GPUMEM_GUARDED_BY(mu) = 0;  // of which generation's text, plus one
+  // For the quick way: the generation that has nothing set, plus one; 0 when something is, or nothing was read yet.
+  std::atomic<std::uint64_t> idle{0};
 };
 Cached& Cache() {
   static auto* const cached = new Cached;
@@ -47,14 +49,19 @@ std::shared_ptr<const Settings> Load(Control& control) {
   Cached& cached = Cache();
   const gpumem::MutexLock lock(&cached.mu);
   const std::uint32_t generation = control.generation();
-  if (generation == cached.generation) return cached.settings;
+  if (cached.read && generation == cached.generation) return cached.settings;
   auto settings = std::make_shared<Settings>();
   std::string error;
   if (!control.Read(settings.get(), &error)) {
-    // As before: a text that was edited by hand and is wrong must not switch the faults off.
-    std::fprintf(stderr, "simcuda: %s; the settings before it still hold\n", error.c_str());
-    settings = std::make_shared<Settings>(*cached.settings);
+    // A text that was edited by hand and is wrong, or a process without a descriptor, must not switch the faults off.
+    // The next call tries again.
+    if (cached.complained != generation + 1) {
+      std::fprintf(stderr, "simcuda: %s; the settings before it still hold\n", error.c_str());
+    }
+    cached.complained = generation + 1;
+    return cached.settings;
   }
+  cached.read = true;
   cached.idle.store(IsEmpty(*settings) ? std::uint64_t{generation} + 1 : 0, std::memory_order_release);
   cached.generation = generation;
   cached.settings = std::move(settings);

@@ -139,11 +139,15 @@ extern "C" {
 
 nvmlReturn_t nvmlInit_v2() {
   const simcuda::Verdict verdict = simcuda::PassFaultPoint("nvmlInit_v2", nullptr);
-  if (verdict.kind != simcuda::Verdict::Kind::kGo) return static_cast<nvmlReturn_t>(verdict.code);
+  // With a lost device it goes on, as NVML does; there is nothing to poison in it.
+  if (verdict.kind == simcuda::Verdict::Kind::kFail || verdict.kind == simcuda::Verdict::Kind::kPoison) {
+    return static_cast<nvmlReturn_t>(verdict.code);
+  }
   const gpumem::MutexLock lock(&g_mu);
   if (g_machine == nullptr) g_machine = OpenMachine();
   if (g_machine == nullptr) return NVML_ERROR_DRIVER_NOT_LOADED;
   ++g_users;
+  if (verdict.kill_after) simcuda::KillThisProcess();
   return NVML_SUCCESS;
 }
 

@@ -40,6 +40,11 @@ CUresult Process::Make(Process** out) {
     std::fprintf(stderr, "simcuda: %s\n", error.c_str());
     return CUDA_ERROR_NO_DEVICE;
   }
+  if (Control::OfProcess() == nullptr) {
+    Control::Open(dir, &error);
+    std::fprintf(stderr, "simcuda: %s; a process that takes part must be able to write there\n", error.c_str());
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
   const std::vector<int> visible = SelectVisible(config, std::getenv("CUDA_VISIBLE_DEVICES"));
   if (visible.empty()) return CUDA_ERROR_NO_DEVICE;
   std::unique_ptr<Process> process(new Process);

@@ -42,6 +42,8 @@ std::optional<int> ParseCode(std::string_view text) {
 bool Split(std::string_view field, std::string_view* key, std::string_view* value) {
   const std::size_t equals = field.find('=');
   if (equals == std::string_view::npos || equals == 0 || equals + 1 == field.size()) return false;
+  // The text has words: a space in one would make two of it.
+  if (field.find_first_of(" \t\r\n") != std::string_view::npos) return false;
   *key = field.substr(0, equals);
   *value = field.substr(equals + 1);
   return true;
@@ -218,7 +220,7 @@ DeviceSettings Settings::DeviceOf(const gpumem::DeviceUuid& uuid) const {
 bool ParseRuleField(std::string_view field, Rule* rule, std::string* error) {
   std::string_view key;
   std::string_view value;
-  if (!Split(field, &key, &value)) return Fail(error, Quoted(field) + " is not KEY=VALUE");
+  if (!Split(field, &key, &value)) return Fail(error, Quoted(field) + " is not KEY=VALUE without spaces");
   if (key == "process") {
     rule->process = value;
     return true;
@@ -248,7 +250,7 @@ bool ParseRuleField(std::string_view field, Rule* rule, std::string* error) {
 bool ParseDeviceField(std::string_view field, DeviceSettings* device, std::string* error) {
   std::string_view key;
   std::string_view value;
-  if (!Split(field, &key, &value)) return Fail(error, Quoted(field) + " is not KEY=VALUE");
+  if (!Split(field, &key, &value)) return Fail(error, Quoted(field) + " is not KEY=VALUE without spaces");
   if (key == "state") {
     for (const DeviceState state : {DeviceState::kOk, DeviceState::kLost, DeviceState::kHung}) {
       if (value != NameOf(state)) continue;
@@ -282,11 +284,16 @@ bool ParseDeviceField(std::string_view field, DeviceSettings* device, std::strin
 bool ParseAnswer(std::string_view field, Settings* settings, std::string* error) {
   std::string_view key;
   std::string_view value;
-  if (!Split(field, &key, &value)) return Fail(error, Quoted(field) + " is not NAME=CODE");
+  if (!Split(field, &key, &value)) return Fail(error, Quoted(field) + " is not NAME=CODE without spaces");
   for (const QuestionInfo& info : Questions()) {
     if (key != info.name) continue;
     const auto code = ParseCode(value);
     if (!code) return Fail(error, std::string(field) + ": " + Quoted(value) + " is no error's name or number");
+    // That a refusal is a success is an answer only where the call could go on with it.
+    const bool may_succeed = info.fallback <= 0 || info.question == Question::kAccessCountZero;
+    if (*code < info.fallback && *code <= 0 && !may_succeed) {
+      return Fail(error, std::string(field) + ": the call is refused in any case; answer an error");
+    }
     settings->answers[info.name] = *code;
     return true;
   }
@@ -297,7 +304,7 @@ bool ParseLatency(std::string_view field, Settings* settings, std::string* error
   std::string_view key;
   std::string_view value;
   const auto time = Split(field, &key, &value) ? ParseDuration(value) : std::nullopt;
-  if (!time) return Fail(error, Quoted(field) + " is not ENTRY=TIME, like cuMemCreate=193us");
+  if (!time) return Fail(error, Quoted(field) + " is not ENTRY=TIME without spaces, like cuMemCreate=193us");
   if (*time == Duration::zero()) {
     settings->latencies.erase(std::string(key));
   } else {

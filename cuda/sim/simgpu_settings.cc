@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "cuda/sim/config.h"
@@ -54,6 +57,27 @@ bool OpenMachine(const std::string& dir, Machine* machine, std::string* error) {
   return machine->control != nullptr;
 }
 
+// Whether any call could be meant: a misspelt one would be waited for in vain.
+bool IsEntry(std::string_view name) {
+  static constexpr const char* kNames[] = {
+#define SIMCUDA_ENTRY(base, exported, since) #base,
+#define SIMCUDA_PER_THREAD_ENTRY SIMCUDA_ENTRY
+#include "cuda/sim/entries.def"
+#undef SIMCUDA_PER_THREAD_ENTRY
+#undef SIMCUDA_ENTRY
+      "kernel", "work", "close"};
+  Rule rule;
+  rule.entry = name;
+  if (name.substr(0, 4) == "nvml") return true;
+  return std::any_of(std::begin(kNames), std::end(kNames),
+                     [&rule](const char* known) { return rule.MatchesEntry(known); });
+}
+bool UnknownEntry(std::string_view name, std::string* error) {
+  return Fail(error, "'" + std::string(name) +
+                         "' is no entry point: write it as cuGetProcAddress names it (cuMemCreate, without _v2), an "
+                         "NVML function as it is exported, kernel, work or close");
+}
+
 bool ListRules(const Machine& machine, std::string* error) {
   Settings settings;
   if (!machine.control->Read(&settings, error)) return false;
@@ -80,6 +104,7 @@ bool AddRule(const Machine& machine, const Words& fields, std::string* error) {
     if (!ParseRuleField(field, &rule, error)) return false;
     acts = acts || field.rfind("do=", 0) == 0;
   }
+  if (!IsEntry(rule.entry)) return UnknownEntry(rule.entry, error);
   if (!acts)
     return Fail(error,
                 "a rule needs do=ACTION: fail:CODE, poison:CODE, lose, delay:TIME, block, kill-before or "
@@ -126,35 +151,53 @@ bool ReleaseRules(const Machine& machine, const std::string& which, std::string*
   return true;
 }
 
+// Everything of `fields` but "recover".
+bool ApplyDeviceFields(const Words& fields, DeviceSettings* set, std::string* error) {
+  for (const std::string& field : fields) {
+    if (field == "recover") continue;
+    if (field.rfind("life=", 0) == 0) return Fail(error, "a device's life rises by 'recover' alone");
+    if (!ParseDeviceField(field, set, error)) return false;
+  }
+  return true;
+}
+
 // `simgpu device 0 state=lost`, `simgpu device 0 recover`.
 bool SetDevice(const std::string& dir, const Machine& machine, const std::string& name, const Words& fields,
                std::string* error) {
   const DeviceConfig* const device = FindDevice(machine.config, name, error);
   if (device == nullptr) return false;
+  DeviceSettings checked;
+  if (!ApplyDeviceFields(fields, &checked, error)) return false;
+  const auto update = [&](const std::function<bool(DeviceSettings*, std::string*)>& change) {
+    return machine.control->Update(
+        [&](Settings* settings, std::string* why) {
+          DeviceSettings set = settings->DeviceOf(device->uuid);
+          if (!change(&set, why)) return false;
+          settings->devices[device->uuid] = set;
+          return true;
+        },
+        error);
+  };
   const bool recover = std::find(fields.begin(), fields.end(), "recover") != fields.end();
   if (recover) {
-    // Before the device answers again: a new process must find it empty.
+    // First nobody of the old life can do anything more; then it is emptied; then the new life begins.
     const auto store = DeviceStore::Open(dir, *device, error);
     if (store == nullptr) return false;
+    const bool lost = update([](DeviceSettings* set, std::string*) {
+      set->state = DeviceState::kLost;
+      ++set->life;
+      return true;
+    });
+    if (!lost) return false;
     if (store->Clear() != DeviceStore::Outcome::kOk) return Fail(error, "the device's memory could not be cleared");
   }
-  return machine.control->Update(
-      [&](Settings* settings, std::string* why) {
-        DeviceSettings set = settings->DeviceOf(device->uuid);
-        if (recover) {
-          set.state = DeviceState::kOk;
-          set.recovery_action = 0;
-          ++set.life;
-        }
-        for (const std::string& field : fields) {
-          if (field == "recover") continue;
-          if (field.rfind("life=", 0) == 0) return Fail(why, "a device's life rises by 'recover' alone");
-          if (!ParseDeviceField(field, &set, why)) return false;
-        }
-        settings->devices[device->uuid] = set;
-        return true;
-      },
-      error);
+  return update([&](DeviceSettings* set, std::string* why) {
+    if (recover) {
+      set->state = DeviceState::kOk;
+      set->recovery_action = 0;
+    }
+    return ApplyDeviceFields(fields, set, why);
+  });
 }
 
 bool PostXid(const Machine& machine, const std::string& name, unsigned int code, std::string* error) {
@@ -172,6 +215,8 @@ bool SetLatencies(const Machine& machine, const Words& fields, std::string* erro
             settings->latencies.clear();
             continue;
           }
+          const std::string named = field.substr(0, field.find('='));
+          if (field.find('=') != std::string::npos && !IsEntry(named)) return UnknownEntry(named, why);
           const auto profile = LatencyProfile(field);
           for (const auto& [entry, time] : profile) settings->latencies[entry] = time;
           if (profile.empty() && !ParseLatency(field, settings, why)) {
@@ -212,8 +257,9 @@ bool ShowSettings(const Machine& machine, std::string* error) {
 bool LoadSettings(const Machine& machine, const std::string& path, std::string* error) {
   std::ifstream file;
   if (path != "-") {
+    std::error_code ignored;
     file.open(path);
-    if (!file) return Fail(error, "cannot read '" + path + "'");
+    if (!file || std::filesystem::is_directory(path, ignored)) return Fail(error, "cannot read '" + path + "'");
   }
   std::ostringstream text;
   text << (path == "-" ? std::cin.rdbuf() : file.rdbuf());
@@ -222,8 +268,12 @@ bool LoadSettings(const Machine& machine, const std::string& path, std::string* 
     *error = "'" + path + "' " + *error;
     return false;
   }
+  constexpr std::size_t kMostRules = 256;
+  if (loaded.rules.size() > kMostRules) {
+    return Fail(error, "'" + path + "' has " + std::to_string(loaded.rules.size()) + " rules; the limit is 256");
+  }
   return machine.control->Update(
-      [&](Settings* settings, std::string* why) {
+      [&](Settings* settings, std::string*) {
         std::vector<Rule> rules;
         rules.swap(loaded.rules);
         for (const auto& [uuid, device] : settings->devices) {  // a life never goes back
@@ -232,13 +282,12 @@ bool LoadSettings(const Machine& machine, const std::string& path, std::string* 
         }
         for (Rule& rule : rules) {
           rule.id = machine.control->NewRuleId(loaded);
-          if (rule.id == 0) return Fail(why, "'" + path + "' has more than 256 rules, which is the limit");
           loaded.rules.push_back(rule);
         }
         *settings = loaded;
         return true;
       },
-      error);
+      error, /*repair=*/true);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <array>
@@ -593,6 +594,73 @@ TEST_F(FaultTest, AProcessSeesOneMigInstance) {
         << "memory of another instance of the same GPU";
   });
   ::setenv("SIMCUDA_DIR", dir_.c_str(), 1);
+}
+
+TEST_F(FaultTest, AMistakeChangesNothingAndCanBeRepaired) {
+  EXPECT_THAT(Simgpu("rule add 'process=my worker' do=fail:2", 1), HasSubstr("without spaces"));
+  EXPECT_THAT(Simgpu("rule add entry=cuMemCreat do=fail:2", 1), HasSubstr("is no entry point"));
+  EXPECT_THAT(Simgpu("latency cuMemCreat=5us", 1), HasSubstr("is no entry point"));
+  EXPECT_THAT(Simgpu("answer fabric=0", 1), HasSubstr("refused in any case"));
+  EXPECT_THAT(Simgpu("settings load /tmp", 1), HasSubstr("cannot read"));
+  EXPECT_THAT(Simgpu("rule ls"), HasSubstr("no rules"));
+  // A recovery that is refused has not begun.
+  Child holder([&](int socket) {
+    Gpu gpu(false);
+    const auto handle = CreateHandle(gpu, 2 * kMiB);
+    Send(socket);
+    Receive(socket);
+    EXPECT_EQ(TryCreate(gpu), CUDA_SUCCESS);
+  });
+  Receive(holder.socket());
+  EXPECT_THAT(Simgpu("device 0 recover persistance=on", 1), HasSubstr("a device has no 'persistance'"));
+  EXPECT_EQ(PhysicalBytes(), 2 * kMiB);
+  Send(holder.socket());
+  EXPECT_EQ(holder.Wait(), 0);
+  // A text that was broken by hand is named, and replaced.
+  Simgpu("rule add entry=cuMemCreate do=fail:2");
+  std::ofstream(dir_ + "/settings") << "rul\n";
+  EXPECT_THAT(Simgpu("rule ls", 1), HasSubstr("settings load"));
+  Simgpu("settings load /dev/null");
+  EXPECT_THAT(Simgpu("rule ls"), HasSubstr("no rules"));
+}
+
+TEST_F(FaultTest, ASettingsFileThatIsThereFromTheBeginningIsRead) {
+  std::ofstream(dir_ + "/settings") << "rule id=1 entry=cuMemCreate do=fail:801\n";
+  InChild([&] {
+    Gpu gpu(false);
+    EXPECT_EQ(TryCreate(gpu), CUDA_ERROR_NOT_SUPPORTED);
+  });
+}
+
+TEST_F(FaultTest, AProcessWithoutDescriptorsKeepsItsSettings) {
+  InChild([&] {
+    Gpu gpu(false);
+    Simgpu("device 0 state=lost");
+    EXPECT_EQ(TryCreate(gpu), CUDA_ERROR_UNKNOWN);
+    // Another change, which this process has no descriptor to read.
+    gpumem::UniqueFd spare(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    std::string error;
+    const auto control = simcuda::Control::Open(dir_, &error);
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    control->PostXid(config_.devices[0].uuid, 1);
+    const rlimit none{static_cast<rlim_t>(spare.get()), limit.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+    EXPECT_EQ(TryCreate(gpu), CUDA_ERROR_UNKNOWN) << "a lost device works for whoever cannot read that it is lost";
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    Simgpu("device 0 state=ok");
+    EXPECT_EQ(TryCreate(gpu), CUDA_SUCCESS);
+  });
+}
+
+TEST_F(FaultTest, NvmlStartsWithALostDeviceAndDiesByRule) {
+  Simgpu("rule add entry=nvmlInit_v2 do=lose");
+  InChild([&] { LoadNvml(); });
+  Simgpu("rule rm all");
+  Simgpu("rule add entry=nvmlInit_v2 do=kill-after");
+  Child child([&](int) { LoadNvml(); });
+  const int status = child.Wait();
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
 TEST_F(FaultTest, TheToolSaysWhatIsWrong) {

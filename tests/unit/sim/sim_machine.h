@@ -170,13 +170,15 @@ inline gpumem::UniqueFd Receive(int socket) {
 class MachineTest : public testing::Test {
  protected:
   MachineTest() {
-    char name[] = "/dev/shm/simcuda-test-XXXXXX";
-    if (::mkdtemp(name) == nullptr) std::abort();
+    // A prefix of its own tells run_breaks.sh what a test that it had to kill left behind.
+    const char* const prefix = std::getenv("SIMTEST_MACHINE_PREFIX");
+    std::string name = std::string(prefix != nullptr ? prefix : "/dev/shm/simcuda-test-") + "XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) std::abort();
     dir_ = name;
     config_ = simcuda::MakeConfig(2, 80 * kGiB);
     std::string error;
     if (!simcuda::InitStateDir(dir_, config_, &error)) std::abort();
-    ::setenv("SIMCUDA_DIR", name, 1);
+    ::setenv("SIMCUDA_DIR", name.c_str(), 1);
     ::unsetenv("CUDA_VISIBLE_DEVICES");
   }
   ~MachineTest() override {
