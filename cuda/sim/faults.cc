@@ -139,10 +139,12 @@ bool Apply(Control& control, const Rule& rule, Verdict* verdict) {
   switch (rule.action) {
     case Action::kFail:
     case Action::kPoison:
+      if (SIMCUDA_BREAK("fail-passes")) return true;
       verdict->kind = rule.action == Action::kFail ? Verdict::Kind::kFail : Verdict::Kind::kPoison;
       verdict->code = rule.code;
       return false;
     case Action::kLose:
+      if (SIMCUDA_BREAK("lose-passes")) return true;
       verdict->kind = Verdict::Kind::kLost;
       return false;
     case Action::kDelay:
@@ -152,6 +154,7 @@ bool Apply(Control& control, const Rule& rule, Verdict* verdict) {
       if (!SIMCUDA_BREAK("block-passes")) Block(control, rule);
       return true;
     case Action::kKillBefore:
+      if (SIMCUDA_BREAK("kill-before-passes")) return true;
       KillThisProcess();
       return false;
     case Action::kKillAfter:
@@ -175,10 +178,11 @@ Verdict PassFaultPoint(std::string_view entry, const gpumem::DeviceUuid* device)
   if (control == nullptr || NothingSet(*control)) return verdict;
   const std::shared_ptr<const Settings> settings = Load(*control);
   if (const auto latency = settings->latencies.find(std::string(entry)); latency != settings->latencies.end()) {
-    Spend(latency->second);
+    if (!SIMCUDA_BREAK("latency-passes")) Spend(latency->second);
   }
   for (const Rule& rule : settings->rules) {
-    if (!rule.MatchesEntry(entry) || !MatchesThisProcess(rule)) continue;
+    if (!rule.MatchesEntry(entry) && !SIMCUDA_BREAK("rule-entry-ignored")) continue;
+    if (!MatchesThisProcess(rule)) continue;
     const bool other_device = rule.device && (device == nullptr || *rule.device != *device);
     if (other_device && !SIMCUDA_BREAK("rule-device-ignored")) continue;
     if (!Apply(*control, rule, &verdict)) return verdict;

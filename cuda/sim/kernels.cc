@@ -10,6 +10,7 @@
 #include "base/mutex.h"
 #include "cuda/checksum.h"
 #include "cuda/cuda_api.h"
+#include "cuda/sim/breaks.h"
 #include "cuda/sim/device_memory.h"
 
 namespace simcuda {
@@ -175,6 +176,8 @@ std::optional<std::map<std::string, KernelEntry>> ParsePtx(std::string_view text
 simcuda_kernel FindKernel(const std::string& name) {
   const gpumem::MutexLock lock(&Kernels().mu);
   const auto found = Kernels().by_name.find(name);
+  const bool ours = name.rfind("gpumem_", 0) == 0;
+  if (!ours && SIMCUDA_BREAK("own-kernels-unknown")) return nullptr;
   return found != Kernels().by_name.end() ? found->second : nullptr;
 }
 

@@ -265,6 +265,7 @@ DeviceStore::Outcome DeviceStore::Adopt(std::uint64_t id, std::uint64_t bytes_if
   const UniqueFd fd(
       ::openat(directory_.get(), (Hex(id) + "/memory").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | create, 0644));
   if (!fd.valid()) return FromErrno();
+  if (SIMCUDA_BREAK("handle-costs-descriptor")) (void)::dup(fd.get());
   if (bytes_if_new != 0 && ::ftruncate(fd.get(), static_cast<off_t>(bytes_if_new)) != 0) return Outcome::kSystem;
   struct stat status {};
   if (Flock(fd.get(), LOCK_SH | LOCK_NB) != 0 || ::fstat(fd.get(), &status) != 0) return Outcome::kSystem;

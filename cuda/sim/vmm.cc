@@ -232,6 +232,7 @@ CUresult Vmm::Import(int fd, CUmemGenericAllocationHandle* out) {
       const bool same_gpu = gpu && ours->config().gpu == gpu;
       if (same_gpu && !SIMCUDA_BREAK("instance-is-another-gpu")) return CUDA_ERROR_NOT_SUPPORTED;
     }
+    if (SIMCUDA_BREAK("hidden-device-is-foreign")) break;
     return Unknown(Question::kHiddenDevice);
   }
   if (SIMCUDA_BREAK("foreign-descriptor-accepted") &&

@@ -163,12 +163,22 @@ TEST_F(FaultTest, ABlockedCallWaitsUntilItsRuleIsReleasedOrRemoved) {
 
 TEST_F(FaultTest, ADelayPassesBeforeTheCall) {
   Simgpu("rule add entry=cuMemCreate do=delay:30ms");
-  Simgpu("latency cuMemRelease=20ms a100");
   InChild([&] {
     Gpu gpu(false);
     const auto before = std::chrono::steady_clock::now();
     CreateHandle(gpu, 2 * kMiB);
     EXPECT_GE(std::chrono::steady_clock::now() - before, std::chrono::milliseconds(30));
+  });
+}
+
+TEST_F(FaultTest, ACallCostsItsLatency) {
+  Simgpu("latency a100 cuMemRelease=20ms");
+  InChild([&] {
+    Gpu gpu(false);
+    auto handle = CreateHandle(gpu, 2 * kMiB);
+    const auto before = std::chrono::steady_clock::now();
+    handle = gpumem::cuda::PhysicalHandle();
+    EXPECT_GE(std::chrono::steady_clock::now() - before, std::chrono::milliseconds(20));
   });
 }
 
