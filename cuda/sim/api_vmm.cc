@@ -3,6 +3,7 @@
 #include "cuda/sim/api_call.h"
 #include "cuda/sim/breaks.h"
 #include "cuda/sim/capture.h"
+#include "cuda/sim/faults.h"
 #include "cuda/sim/process.h"
 #include "cuda/sim/streams.h"
 
@@ -83,7 +84,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
   if (shareable == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) return static_cast<CUresult>(simcuda::AnswerTo(simcuda::Question::kFabric));
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
   return process->vmm().Export(handle, static_cast<int*>(shareable));
 }
@@ -94,7 +95,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
   CUresult result = CUDA_SUCCESS;
   Process* const process = Enter(&result);
   if (process == nullptr) return result;
-  if (type == CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_PERMITTED;
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) return static_cast<CUresult>(simcuda::AnswerTo(simcuda::Question::kFabric));
   if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
   const auto fd = reinterpret_cast<uintptr_t>(shareable);  // the descriptor itself, not its address
   if (fd == 0 || fd > 0x7fffffff) return CUDA_ERROR_INVALID_VALUE;

@@ -606,6 +606,18 @@ TEST_F(FaultTest, AProcessSeesOneMigInstance) {
   ::setenv("SIMCUDA_DIR", dir_.c_str(), 1);
 }
 
+TEST_F(FaultTest, AnAnswerIsTheSameForEveryCallThatItIsAbout) {
+  Simgpu("answer fabric=801");
+  InChild([&] {
+    Gpu gpu(false);
+    CUmemAllocationProp prop = gpumem::cuda::DeviceMemoryProp(0, true);
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+    CUmemGenericAllocationHandle handle = 0;
+    EXPECT_EQ(gpu->MemCreate(&handle, 2 * kMiB, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(gpu->MemImportFromShareableHandle(&handle, &prop, CU_MEM_HANDLE_TYPE_FABRIC), CUDA_ERROR_NOT_SUPPORTED);
+  });
+}
+
 TEST_F(FaultTest, AMistakeChangesNothingAndCanBeRepaired) {
   EXPECT_THAT(Simgpu("rule add 'process=my worker' do=fail:2", 1), HasSubstr("without spaces"));
   EXPECT_THAT(Simgpu("rule add entry=cuMemCreat do=fail:2", 1), HasSubstr("is no entry point"));
