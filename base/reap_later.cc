@@ -8,6 +8,13 @@
 
 namespace gpumem {
 
+std::string Reap(EventLoop* loop, UniqueFd pidfd) {
+  std::string how;
+  if (TryReap(pidfd.get(), &how)) return how;
+  ReapLater(loop, std::move(pidfd));
+  return "ended";
+}
+
 void ReapLater(EventLoop* loop, UniqueFd pidfd, std::chrono::milliseconds interval) {
   if (!pidfd.valid()) return;
   auto shared = std::make_shared<UniqueFd>(std::move(pidfd));

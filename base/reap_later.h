@@ -6,11 +6,16 @@
 #define GPUMEM_BASE_REAP_LATER_H_
 
 #include <chrono>
+#include <string>
 
 #include "base/event_loop.h"
 #include "base/unique_fd.h"
 
 namespace gpumem {
+
+// Reaps a child that has ended: TryReap's words. One that cannot be reaped now has "ended", and ReapLater goes on with
+// it. Takes the pidfd. Loop thread only.
+std::string Reap(EventLoop* loop, UniqueFd pidfd);
 
 // Tries TryReap every `interval` on the loop until the child behind `pidfd` is reaped. Takes the pidfd. Loop thread
 // only; the loop's end ends the trying.

@@ -1,9 +1,7 @@
 // daemon/front.cc: see front.h.
 #include "daemon/front.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
@@ -25,6 +23,7 @@
 
 #include "absl/time/clock.h"
 #include "base/event_loop.h"
+#include "base/lock_file.h"
 #include "base/process.h"
 #include "daemon/arena/arena_supervisor.h"
 #include "daemon/arena/fd_closer.h"
@@ -99,15 +98,13 @@ absl::Status PrepareDirectories(const Config& config, std::optional<gid_t> worke
   return PrepareDirectory(keeper_dir, 0700, std::nullopt, "keeper_socket");
 }
 
-// A second front at one keeper would take its connection away, and see the first one's memory as nobody's. flock(2):
-// the kernel drops the lock with the process, however that ends.
+// A second front at one keeper would take its connection away, and see the first one's memory as nobody's. so it
+// is refused.
 absl::StatusOr<UniqueFd> LockKeeper(const Config& config) {
   const std::string path = config.keeper_socket_path() + ".front.lock";
-  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  UniqueFd lock;
   // Where only the keeper may write (its unit's directory in a sandbox), its unit sees to it that there is one front.
-  if (!lock) return lock;
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
-  if (errno != EWOULDBLOCK) return lock;
+  if (TakeLockFile(path, &lock) != EWOULDBLOCK) return lock;
   return absl::FailedPreconditionError(
       Cat("another gpumemd uses the keeper at ", config.keeper_socket_path(), " (it holds ", path,
           "); stop that one, or give this one a keeper of its own with --keeper-socket"));

@@ -65,6 +65,13 @@ void KillMarked(const std::string& directory) {
   }
 }
 
+bool CleanUp(const std::string& directory) {
+  KillMarked(directory);
+  std::error_code error;
+  std::filesystem::remove_all(directory, error);
+  return !error;
+}
+
 int RunJanitor(int fd, const std::string& directory) {
   // Whoever ends the demo by a signal to all of its processes must not end the one that cleans up after them.
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
@@ -73,10 +80,7 @@ int RunJanitor(int fd, const std::string& directory) {
     const ssize_t n = ::read(fd, &byte, 1);
     if (n == 0 || (n < 0 && errno != EINTR)) break;
   }
-  KillMarked(directory);
-  std::error_code error;
-  std::filesystem::remove_all(directory, error);
-  return error ? 1 : 0;
+  return CleanUp(directory) ? 0 : 1;
 }
 
 }  // namespace gpumem::demo

@@ -15,8 +15,10 @@ inline constexpr char kMark[] = "GPUMEM_DEMO_DIR";
 // Kills every process whose initial environment says kMark=directory, this one excepted, until none is left.
 void KillMarked(const std::string& directory);
 
-// The janitor: waits for the end of file of descriptor `fd`, then KillMarked and the removal of `directory`. The exit
-// code.
+// KillMarked, then the removal of `directory`. False when something of it stays.
+bool CleanUp(const std::string& directory);
+
+// The janitor: waits for the end of file of descriptor `fd`, then CleanUp. The exit code.
 int RunJanitor(int fd, const std::string& directory);
 
 }  // namespace gpumem::demo

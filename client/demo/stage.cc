@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -50,11 +49,7 @@ Stage::~Stage() {
   if (janitor_.pid < 0) return;
   janitor_pipe_.reset();
   // It was killed before it was done: its work is done here.
-  if (WaitForEnd(janitor_.pidfd.get()) != "exit code 0") {
-    KillMarked(directory_);
-    std::error_code ignored;
-    std::filesystem::remove_all(directory_, ignored);
-  }
+  if (WaitForEnd(janitor_.pidfd.get()) != "exit code 0") CleanUp(directory_);
   for (Child& child : children_) {
     if (!child.ended) WaitForEnd(child.process.pidfd.get());
   }

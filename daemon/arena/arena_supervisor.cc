@@ -247,11 +247,7 @@ void ArenaSupervisor::Arena::OnProcessEnd() {
   // Answers that it had sent before it ended are still in the socket, and count.
   if (channel_ && channel_->open()) channel_->Drain();
   options_->loop->Unwatch(child_.pidfd.get());
-  std::string how;
-  if (!TryReap(child_.pidfd.get(), &how)) {
-    how = "ended";
-    ReapLater(options_->loop, std::move(child_.pidfd));
-  }
+  std::string how = Reap(options_->loop, std::move(child_.pidfd));
   if (channel_) channel_->Close();
   channel_.reset();
   child_ = ChildProcess();

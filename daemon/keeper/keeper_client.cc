@@ -152,11 +152,7 @@ void KeeperClient::SpawnKeeper() {
 
 void KeeperClient::OnSpawnedEnd() {
   options_.loop->Unwatch(spawned_.pidfd.get());
-  std::string how;
-  if (!TryReap(spawned_.pidfd.get(), &how)) {
-    how = "ended";
-    ReapLater(options_.loop, std::move(spawned_.pidfd));
-  }
+  const std::string how = Reap(options_.loop, std::move(spawned_.pidfd));
   Log(Level::kWarning, absl::StrCat("the one that was started, pid ", spawned_.pid, ", ended: ", how));
   spawned_ = ChildProcess();
 }

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -19,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/event_loop.h"
+#include "base/lock_file.h"
 #include "base/process.h"
 #include "base/unique_fd.h"
 #include "daemon/keeper/keeper_server.h"
@@ -60,10 +60,11 @@ absl::StatusOr<Listener> Inherited() {
 
 absl::StatusOr<UniqueFd> TakeLock(const std::string& socket_path) {
   const std::string path = socket_path + ".lock";
-  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock) return Failed(absl::StrCat("cannot open ", path), errno);
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return lock;
-  if (errno != EWOULDBLOCK) return Failed(absl::StrCat("cannot lock ", path), errno);
+  UniqueFd lock;
+  const int error = TakeLockFile(path, &lock);
+  if (error == 0) return lock;
+  if (!lock) return Failed(absl::StrCat("cannot open ", path), error);
+  if (error != EWOULDBLOCK) return Failed(absl::StrCat("cannot lock ", path), error);
   return absl::FailedPreconditionError(absl::StrCat("another keeper serves ", socket_path, " (", path,
                                                     " is locked); stop it first, or use another path"));
 }

@@ -1,7 +1,6 @@
 #include "daemon/session/listener.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <systemd/sd-daemon.h>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/lock_file.h"
 
 namespace gpumem::session {
 namespace {
@@ -52,13 +52,12 @@ absl::Status CheckPath(const ListenerOptions& options) {
 
 absl::StatusOr<UniqueFd> TakeLock(const ListenerOptions& options) {
   const std::string path = options.path + ".lock";
-  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock) return Failed(options, absl::StrCat("cannot open ", path), errno);
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK) return AlreadyServed(options, absl::StrCat("it holds ", path));
-    return Failed(options, absl::StrCat("cannot lock ", path), errno);
-  }
-  return lock;
+  UniqueFd lock;
+  const int error = TakeLockFile(path, &lock);
+  if (error == 0) return lock;
+  if (!lock) return Failed(options, absl::StrCat("cannot open ", path), error);
+  if (error == EWOULDBLOCK) return AlreadyServed(options, absl::StrCat("it holds ", path));
+  return Failed(options, absl::StrCat("cannot lock ", path), error);
 }
 
 // Makes room at the path: nothing there, or a socket that nobody listens on.
