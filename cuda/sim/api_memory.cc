@@ -68,30 +68,24 @@ CUresult DtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, W
   return Run(call, when, [=](const DeviceMemory& memory) { return memory.Copy(to, from, bytes); });
 }
 
-CUresult Set8(CUdeviceptr to, unsigned char value, size_t count, CUstream stream, When when) {
-  Call call;
-  const CUresult result = EnterStream(stream, &call);
-  if (result != CUDA_SUCCESS || count == 0) return result;
-  if (!Allows(call, to, count, Need::kWrite)) return CUDA_ERROR_INVALID_VALUE;
-  return Run(call, when, [=](const DeviceMemory& memory) { return memory.Fill8(to, value, count); });
-}
-
-CUresult Set32(CUdeviceptr to, unsigned int value, size_t count, CUstream stream, When when) {
+template <typename Value>
+CUresult SetValues(CUdeviceptr to, Value value, size_t count, CUstream stream, When when,
+                   bool (DeviceMemory::*fill)(CUdeviceptr, Value, uint64_t) const) {
   Call call;
   const CUresult result = EnterStream(stream, &call);
   if (result != CUDA_SUCCESS || count == 0) return result;
   const auto bytes = gpumem::CheckedMul(count, sizeof value);
   if (!bytes || to % sizeof value != 0 || !Allows(call, to, *bytes, Need::kWrite)) return CUDA_ERROR_INVALID_VALUE;
-  return Run(call, when, [=](const DeviceMemory& memory) { return memory.Fill32(to, value, count); });
+  return Run(call, when, [=](const DeviceMemory& memory) { return (memory.*fill)(to, value, count); });
 }
-
-CUresult Set16(CUdeviceptr to, unsigned short value, size_t count, CUstream stream, When when) {
-  Call call;
-  const CUresult result = EnterStream(stream, &call);
-  if (result != CUDA_SUCCESS || count == 0) return result;
-  const auto bytes = gpumem::CheckedMul(count, sizeof value);
-  if (!bytes || to % sizeof value != 0 || !Allows(call, to, *bytes, Need::kWrite)) return CUDA_ERROR_INVALID_VALUE;
-  return Run(call, when, [=](const DeviceMemory& memory) { return memory.Fill16(to, value, count); });
+CUresult Set8(CUdeviceptr to, uint8_t value, size_t count, CUstream stream, When when) {
+  return SetValues(to, value, count, stream, when, &DeviceMemory::Fill8);
+}
+CUresult Set16(CUdeviceptr to, uint16_t value, size_t count, CUstream stream, When when) {
+  return SetValues(to, value, count, stream, when, &DeviceMemory::Fill16);
+}
+CUresult Set32(CUdeviceptr to, uint32_t value, size_t count, CUstream stream, When when) {
+  return SetValues(to, value, count, stream, when, &DeviceMemory::Fill32);
 }
 
 // cuMemcpy: what an address is, its value tells. One that the driver has not given out is the host's.

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -18,6 +17,7 @@
 #include "base/checked.h"
 #include "base/unique_fd.h"
 #include "cuda/sim/breaks.h"
+#include "cuda/sim/numbers.h"
 
 namespace simcuda {
 namespace {
@@ -26,13 +26,6 @@ constexpr char kHeader[] = "simcuda 1";
 constexpr std::uint64_t kMinGranularity = std::uint64_t{64} << 10;
 
 bool IsPowerOfTwo(std::uint64_t n) { return n != 0 && (n & (n - 1)) == 0; }
-
-std::optional<std::uint64_t> ParseNumber(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 // Why the device is not possible, or an empty string.
 std::string CheckDevice(const DeviceConfig& device) {
@@ -57,8 +50,8 @@ bool ParseDevice(const std::string& line, DeviceConfig* device, std::string* why
   std::getline(words >> std::ws, device->name);
   const auto parsed_uuid = gpumem::DeviceUuid::Parse(uuid);
   const auto parsed_gpu = gpumem::DeviceUuid::Parse(gpu);
-  const auto parsed_capacity = ParseNumber(capacity);
-  const auto parsed_granularity = ParseNumber(granularity);
+  const auto parsed_capacity = ParseNumber<std::uint64_t>(capacity);
+  const auto parsed_granularity = ParseNumber<std::uint64_t>(granularity);
   if ((keyword != "device" && !is_mig) || !parsed_uuid || (is_mig && !parsed_gpu) || !parsed_capacity ||
       !parsed_granularity || device->name.empty()) {
     *why = "expected 'device UUID CAPACITY_BYTES GRANULARITY_BYTES NAME' or 'mig UUID GPU_UUID …'";
@@ -94,9 +87,7 @@ gpumem::DeviceUuid NewUuid(gpumem::DeviceUuid::Kind kind) {
 // The device that one entry of CUDA_VISIBLE_DEVICES names, or -1.
 int FindEntry(const Config& config, std::string_view entry) {
   const int count = static_cast<int>(config.devices.size());
-  int index = -1;
-  const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
-  if (error == std::errc() && end == entry.data() + entry.size()) return index < count ? index : -1;
+  if (const auto index = ParseNumber<int>(entry)) return *index < count ? *index : -1;
   if (entry.size() < 5) return -1;  // "GPU-" alone selects nothing
   if (SIMCUDA_BREAK("visible-uuid-unknown")) return -1;
   int found = -1;
@@ -266,7 +257,7 @@ std::vector<int> SelectVisible(const Config& config, const char* variable) {
 std::optional<std::uint64_t> ParseBytes(std::string_view text) {
   std::size_t digits = 0;
   while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
-  const auto number = ParseNumber(text.substr(0, digits));
+  const auto number = ParseNumber<std::uint64_t>(text.substr(0, digits));
   if (!number) return std::nullopt;
   const std::string_view suffix = text.substr(digits);
   static constexpr struct {

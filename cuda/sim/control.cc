@@ -25,7 +25,7 @@
 namespace simcuda {
 namespace {
 
-constexpr std::size_t kSlots = 256;
+constexpr std::size_t kSlots = kMostRules;
 constexpr std::size_t kXids = 64;
 
 std::string Because(const std::string& what) { return what + ": " + std::strerror(errno); }
@@ -142,13 +142,14 @@ bool Control::Update(const std::function<bool(Settings*, std::string*)>& change,
   if (!Read(&settings, error) && !repair) return false;
   if (!change(&settings, error)) return false;
   // What was written must be readable, or no later change could be made.
+  const std::string text = FormatSettings(settings);
   Settings again;
-  if (!ParseSettings(FormatSettings(settings), &again, error)) return false;
+  if (!ParseSettings(text, &again, error)) return false;
   // Renamed into place: a reader sees the old text or the new one.
   const std::string temporary = path + ".new";
   {
     std::ofstream file(temporary, std::ios::trunc);
-    file << FormatSettings(settings);
+    file << text;
     file.close();
     if (!file) {
       *error = Because("cannot write '" + temporary + "'");

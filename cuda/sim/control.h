@@ -18,6 +18,8 @@
 
 namespace simcuda {
 
+inline constexpr std::size_t kMostRules = 256;
+
 struct RuleCounts {
   std::uint64_t calls = 0;  // that matched
   std::uint64_t acted = 0;

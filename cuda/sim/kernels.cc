@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "cuda/cuda_api.h"
 #include "cuda/sim/breaks.h"
 #include "cuda/sim/device_memory.h"
+#include "cuda/sim/numbers.h"
 
 namespace simcuda {
 namespace {
@@ -54,18 +54,12 @@ class Tokens {
   std::string_view rest_;
 };
 
-std::optional<std::size_t> Number(std::string_view text) {
-  std::size_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
-}
-
 // ".u64" is 8, ".f16x2" is not needed: scalar types only.
 std::optional<std::size_t> TypeBytes(std::string_view type) {
   if (type.size() < 3 || type[0] != '.' || std::string_view("usbf").find(type[1]) == std::string_view::npos) {
     return std::nullopt;
   }
-  const auto bits = Number(type.substr(2));
+  const auto bits = ParseNumber<std::size_t>(type.substr(2));
   if (!bits || (*bits != 8 && *bits != 16 && *bits != 32 && *bits != 64)) return std::nullopt;
   return *bits / 8;
 }
@@ -84,7 +78,7 @@ std::optional<std::size_t> ParseParameter(Tokens* tokens, std::string_view* last
   }
   *last = tokens->Next();  // `token` was the name
   if (*last == "[" && bytes) {
-    const auto count = Number(tokens->Next());
+    const auto count = ParseNumber<std::size_t>(tokens->Next());
     if (!count || tokens->Next() != "]") return std::nullopt;
     *bytes *= *count;
     *last = tokens->Next();

@@ -1,9 +1,12 @@
 // cuda/sim/settings.cc: see the header.
 #include "cuda/sim/settings.h"
 
-#include <charconv>
 #include <iterator>
 #include <utility>
+
+#include "cuda/nvml_decls.h"
+#include "cuda/sim/numbers.h"
+#include "cuda/sim/sim_api.h"
 
 namespace simcuda {
 namespace {
@@ -14,28 +17,18 @@ struct NamedCode {
 };
 // The errors that a rule may name; any other by its number.
 constexpr NamedCode kCodes[] = {
-    {"CUDA_ERROR_INVALID_VALUE", 1},       {"CUDA_ERROR_OUT_OF_MEMORY", 2},      {"CUDA_ERROR_NOT_INITIALIZED", 3},
-    {"CUDA_ERROR_DEVICE_UNAVAILABLE", 46}, {"CUDA_ERROR_NO_DEVICE", 100},        {"CUDA_ERROR_INVALID_DEVICE", 101},
-    {"CUDA_ERROR_ECC_UNCORRECTABLE", 214}, {"CUDA_ERROR_OPERATING_SYSTEM", 304}, {"CUDA_ERROR_ILLEGAL_ADDRESS", 700},
-    {"CUDA_ERROR_LAUNCH_FAILED", 719},     {"CUDA_ERROR_NOT_PERMITTED", 800},    {"CUDA_ERROR_NOT_SUPPORTED", 801},
-    {"CUDA_ERROR_UNKNOWN", 999},           {"NVML_ERROR_GPU_IS_LOST", 15},       {"NVML_ERROR_UNKNOWN", 999},
+#define SIMCUDA_ERROR(name, words) {#name, name},
+#include "cuda/sim/errors.def"
+#undef SIMCUDA_ERROR
+    {"NVML_ERROR_GPU_IS_LOST", NVML_ERROR_GPU_IS_LOST},
+    {"NVML_ERROR_UNKNOWN", NVML_ERROR_UNKNOWN},
 };
-
-std::optional<std::uint64_t> ParseNumber(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 std::optional<int> ParseCode(std::string_view text) {
   for (const NamedCode& named : kCodes) {
     if (text == named.name) return named.code;
   }
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return ParseNumber<int>(text);
 }
 
 // "key=value": both not empty.
@@ -115,7 +108,7 @@ std::string FormatAction(const Rule& rule) {
 
 bool ParseCalls(std::string_view text, Rule* rule) {
   const std::size_t dots = text.find("..");
-  const auto first = ParseNumber(text.substr(0, dots));
+  const auto first = ParseNumber<std::uint64_t>(text.substr(0, dots));
   if (!first || *first == 0) return false;
   rule->first_call = *first;
   rule->last_call = *first;
@@ -123,7 +116,7 @@ bool ParseCalls(std::string_view text, Rule* rule) {
   rule->last_call = std::numeric_limits<std::uint64_t>::max();
   const std::string_view rest = text.substr(dots + 2);
   if (rest.empty()) return true;
-  const auto last = ParseNumber(rest);
+  const auto last = ParseNumber<std::uint64_t>(rest);
   if (!last || *last < *first) return false;
   rule->last_call = *last;
   return true;
@@ -239,7 +232,7 @@ bool ParseRuleField(std::string_view field, Rule* rule, std::string* error) {
   }
   if (key == "do") return ParseAction(value, rule, error);
   if (key == "id") {
-    const auto id = ParseNumber(value);
+    const auto id = ParseNumber<std::uint64_t>(value);
     if (!id) return Fail(error, "id=" + std::string(value) + " is no number");
     rule->id = *id;
     return true;
@@ -264,7 +257,7 @@ bool ParseDeviceField(std::string_view field, DeviceSettings* device, std::strin
     return value == "on" || value == "off" || Fail(error, "persistence=" + std::string(value) + ": write on or off");
   }
   if (key == "life" || key == "recovery-action") {
-    const auto number = ParseNumber(value);
+    const auto number = ParseNumber<std::uint64_t>(value);
     if (!number || (key == "recovery-action" && *number > 5)) {
       return Fail(error, std::string(field) + ": expected a number" + (key == "life" ? "" : " from 0 to 5"));
     }
@@ -357,7 +350,7 @@ bool ParseSettings(std::string_view text, Settings* settings, std::string* error
 std::optional<Duration> ParseDuration(std::string_view text) {
   std::size_t digits = 0;
   while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
-  const auto number = ParseNumber(text.substr(0, digits));
+  const auto number = ParseNumber<std::uint64_t>(text.substr(0, digits));
   constexpr std::uint64_t kLongest = 1000000;  // in any unit: far from an overflow
   if (!number || *number > kLongest) return std::nullopt;
   const std::string_view unit = text.substr(digits);

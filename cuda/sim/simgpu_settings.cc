@@ -112,7 +112,8 @@ bool AddRule(const Machine& machine, const Words& fields, std::string* error) {
   const bool added = machine.control->Update(
       [&](Settings* settings, std::string* why) {
         rule.id = machine.control->NewRuleId(*settings);
-        if (rule.id == 0) return Fail(why, "there are 256 rules, which is the limit; remove some");
+        if (rule.id == 0)
+          return Fail(why, "there are " + std::to_string(kMostRules) + " rules, which is the limit; remove some");
         settings->rules.push_back(rule);
         return true;
       },
@@ -268,9 +269,9 @@ bool LoadSettings(const Machine& machine, const std::string& path, std::string* 
     *error = "'" + path + "' " + *error;
     return false;
   }
-  constexpr std::size_t kMostRules = 256;
   if (loaded.rules.size() > kMostRules) {
-    return Fail(error, "'" + path + "' has " + std::to_string(loaded.rules.size()) + " rules; the limit is 256");
+    return Fail(error, "'" + path + "' has " + std::to_string(loaded.rules.size()) + " rules; the limit is " +
+                           std::to_string(kMostRules));
   }
   return machine.control->Update(
       [&](Settings* settings, std::string*) {
